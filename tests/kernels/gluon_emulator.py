@@ -206,6 +206,7 @@ def join(a, b):
 def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
     """Four bytes of neighbours in a register, of each argument -> two registers of two bfloat16 for each result."""
     given, registers = args[0], {}
+    first = constraints.count("=")  # the number of the first operand
     assert pack == 4
     assert all(one.dtype is int8 for one in args)
     order = np.argsort(given.place.reshape(-1))
@@ -214,18 +215,18 @@ def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
         values = one.array.reshape(-1)[order].reshape(-1, 4)
         arrived &= ~np.isnan(values).any(-1)
         bytes_ = np.where(np.isnan(values), 0, values).astype(np.int64) & 255
-        registers[f"${4 + number}"] = bytes_ @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
+        registers[f"${first + number}"] = bytes_ @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
     for line in asm.strip("{} \n").splitlines():
         _instruct(line.strip().rstrip(";"), registers)
     results = []
-    for number in range(2):
-        pair = np.stack([registers[f"${2 * number}"], registers[f"${2 * number + 1}"]], -1)
+    for number in range(0, first, 2):
+        pair = np.stack([registers[f"${number}"], registers[f"${number + 1}"]], -1)
         halves = np.stack([pair & 0xFFFF, pair >> 16], -1).reshape(-1, 4)
         halves = np.where(arrived[:, None], _from_bfloat16(halves), np.nan)
         flat = np.empty(given.array.size, np.float32)
         flat[order] = halves.reshape(-1)
         results.append(Tensor(flat.reshape(given.array.shape), given.layout, bfloat16))
-    return tuple(results)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _from_bfloat16(bits):

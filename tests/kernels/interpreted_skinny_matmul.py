@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.cases.int4_matmul import INT4 as IN_128
-from cairn.kernels.cases.int4_matmul import SMALL, random_int4, random_weights
+from cairn.kernels.cases.packed_matmul import (
+    BYTES,
+    MORE_BYTES,
+    SMALL,
+    random_packed,
+    random_weights,
+)
+from cairn.kernels.cases.packed_matmul import INT4 as IN_128
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul.int4_matmul import launch as launch_int4
-from cairn.kernels.matmul.int4_weights import counted, dequantize_int4, int4_reference
+from cairn.kernels.matmul.packed_matmul import launch as launch_packed
+from cairn.kernels.matmul.packed_weights import counted, dequantize_packed, packed_reference
 from cairn.kernels.matmul.skinny_fp8 import launch as launch_fp8
 from cairn.kernels.matmul.skinny_fp8 import plan_of, row_scales, skinny_fp8
 from cairn.kernels.matmul.skinny_matmul import launch, skinny_matmul
@@ -28,7 +34,7 @@ from cairn.kernels.quantize.quantize import Quantized, quantize_reference
 
 ROW = Plan("row", 4, 256, 1, 1, 1)
 STREAM = Plan("stream", 64, 32, 1, 4, 3)
-INT4 = Plan("int4", 64, 256, 1, 4, 2)
+PACKED = Plan("packed", 64, 256, 1, 4, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +133,7 @@ def test_scales_for_blocks_of_float8(m, swiglu):
     assert torch.equal(y, exact.bfloat16()) or (swiglu and relative_error(y, exact) < 1e-2)
 
 
-WARPS = dict(kernel="int4 warps")
+WARPS = dict(kernel="packed warps")
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -141,37 +147,41 @@ WARPS = dict(kernel="int4 warps")
         (IN_128, dict(split=2, warps=8, block_k=128, **WARPS)),
         *((form, dict(split=2)) for form in SMALL),
         (SMALL[-1], dict(block_k=64, **WARPS)),
+        *((form, dict(split=2)) for form in (*BYTES, *MORE_BYTES)),
+        (BYTES[0], dict(block_k=128, **WARPS)),
+        (BYTES[1], WARPS),
+        (MORE_BYTES[1], dict(warps=8, **WARPS)),
     ],
     ids=str,
 )
-def test_4_bit_weights_are_exact_at_every_stage_count(stages, form, change):
+def test_packed_weights_are_exact_at_every_stage_count(stages, form, change):
     """Scales that are powers of two, and whole shifts: sums of few products are exact in any order."""
     m = 70 if form.shifts and stages == 2 else 9  # two blocks of rows, or one
     w, x = random_weights(form, 128, 512, "cpu", whole=True), torch.randint(-1, 2, (m, 512))
     y = torch.empty(m, 128, dtype=torch.bfloat16)
     poison(y)
     w = counted(w) if stages == 2 else w  # the last program joins parts, or another kernel
-    launch_int4(x.bfloat16(), w, y, Epilogue(), INT4._replace(stages=stages, **change))
-    assert torch.equal(y, (x.double() @ int4_reference(w).double().T).bfloat16())
+    launch_packed(x.bfloat16(), w, y, Epilogue(), PACKED._replace(stages=stages, **change))
+    assert torch.equal(y, (x.double() @ packed_reference(w).double().T).bfloat16())
     assert w.arrived is None or not w.arrived.any()
 
 
-@pytest.mark.parametrize("form", SMALL, ids=lambda form: form.name)
-def test_the_matrix_of_4_bits_that_is_meant(form):
+@pytest.mark.parametrize("form", [*SMALL, *BYTES, *MORE_BYTES], ids=lambda form: form.name)
+def test_the_packed_matrix_that_is_meant(form):
     w = random_weights(form, 128, 192, "cpu")
-    found = dequantize_int4(w, impl="triton")
-    assert torch.equal(found, dequantize_int4(w, impl="reference"))
+    found = dequantize_packed(w, impl="triton")
+    assert torch.equal(found, dequantize_packed(w, impl="reference"))
 
 
 @pytest.mark.parametrize("split", [1, 2])
 def test_4_bit_weights_with_swiglu_and_dequantised(split):
-    w, x = counted(random_int4(128, 256, 128, True, "cpu")), torch.randn(3, 256).bfloat16()
+    w, x = counted(random_packed(128, 256, 128, True, "cpu")), torch.randn(3, 256).bfloat16()
     epilogue = Epilogue(torch.randn(128).bfloat16(), "swiglu")
     y = torch.empty(3, 64, dtype=torch.bfloat16)
     poison(y)
-    launch_int4(x, w, y, epilogue, INT4._replace(split=split, block_k=128))
-    rows = dequantize_int4(w, paired=True, impl="triton")
-    assert torch.equal(rows, dequantize_int4(w, paired=True, impl="reference"))
+    launch_packed(x, w, y, epilogue, PACKED._replace(split=split, block_k=128))
+    rows = dequantize_packed(w, paired=True, impl="triton")
+    assert torch.equal(rows, dequantize_packed(w, paired=True, impl="reference"))
     assert relative_error(y, truth(x, rows.double(), epilogue)) < 2e-2
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from cairn.kernels.adapter.lora_slopes import lora_slopes
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
-from cairn.kernels.cases.int4_matmul import random_int4
-from cairn.kernels.cases.weight_only import FORMS, OTHERS, random_packed
+from cairn.kernels.cases.packed_matmul import random_packed
+from cairn.kernels.cases.weight_only import FORMS, OTHERS, random_rows
 from cairn.kernels.experts.combine import combine
 from cairn.kernels.experts.combine_norm import (
     Choices,
@@ -41,14 +41,14 @@ from cairn.kernels.layer.rope import Pages, rope, rope_table
 from cairn.kernels.layer.rope_backward import Heads, rope_backward
 from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
-from cairn.kernels.matmul.int4_matmul import int4_matmul, int4_parts
-from cairn.kernels.matmul.int4_weights import dequantize_int4
 from cairn.kernels.matmul.matmul import matmul
 from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
+from cairn.kernels.matmul.packed_matmul import packed_matmul, packed_parts
+from cairn.kernels.matmul.packed_weights import dequantize_packed
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
 from cairn.kernels.matmul.weight_only import (
-    dequantize_packed,
+    dequantize_rows,
     weight_only_matmul,
     weight_only_parts,
 )
@@ -284,28 +284,28 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (skinny_fp8, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
     (
-        int4_matmul,
-        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_int4, 64, 64, 64, True, "cpu"))
+        packed_matmul,
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_packed, 64, 64, 64, True, "cpu"))
         | dict(bias_N=random(64)),
     ),
     (
-        int4_parts,
-        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_int4, 64, 64, 64, True, "cpu")),
+        packed_parts,
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_packed, 64, 64, 64, True, "cpu")),
     ),
     (
-        dequantize_int4,
-        dict(w=seeded(random_int4, 64, 64, 64, True, "cpu"), out=torch.empty(64, 64, dtype=BF16)),
+        dequantize_packed,
+        dict(w=seeded(random_packed, 64, 64, 64, True, "cpu"), out=torch.empty(64, 64, dtype=BF16)),
     ),
     (
         weight_only_matmul,
-        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_packed, FORMS[3], 64, 64, "cpu"))
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_rows, FORMS[3], 64, 64, "cpu"))
         | dict(bias_N=random(64)),
     ),
     (
         weight_only_parts,
-        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_packed, OTHERS[1], 64, 64, "cpu")),
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_rows, OTHERS[1], 64, 64, "cpu")),
     ),
-    (dequantize_packed, dict(w=seeded(random_packed, FORMS[3], 64, 64, "cpu"), dtype=BF16)),
+    (dequantize_rows, dict(w=seeded(random_rows, FORMS[3], 64, 64, "cpu"), dtype=BF16)),
     (skinny_fp8_parts, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
     (skinny_parts, dict(x_MK=random(4, 64, dtype=BF16), w_NK=random(32, 64, dtype=BF16))),
     (cross_entropy, dict(logits_TV=random(5, 40), targets_T=T)),

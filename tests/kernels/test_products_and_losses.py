@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cases.int4_matmul import random_int4
+from cairn.kernels.cases.packed_matmul import random_packed
 from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
 from cairn.kernels.loss.cross_entropy_plans import CANDIDATES, Plan
 from cairn.kernels.loss.cross_entropy_rule import (
@@ -19,9 +19,9 @@ from cairn.kernels.loss.cross_entropy_rule import (
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.kernels.matmul import matmul_fp8 as fp8
 from cairn.kernels.matmul import skinny_matmul as skinny
-from cairn.kernels.matmul.int4_matmul import int4_matmul
 from cairn.kernels.matmul.matmul import matmul
 from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
+from cairn.kernels.matmul.packed_matmul import packed_matmul
 from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul
@@ -138,17 +138,17 @@ class TestWrongArguments:
         for call in (
             lambda: skinny_matmul(few, w.to(BF16), activation="gelu"),
             lambda: skinny_fp8(few, Quantized(w, torch.ones(128, 1)), activation="gelu"),
-            lambda: int4_matmul(few, random_int4(128, 128, device="cpu"), activation="gelu"),
+            lambda: packed_matmul(few, random_packed(128, 128, device="cpu"), activation="gelu"),
         ):
             with pytest.raises(ValueError, match="activation: wanted 'swiglu' or None"):
                 call()
 
     def test_shifts_of_4_bit_weights_have_the_type_of_their_scales(self):
-        w = random_int4(128, 128, shifts=True, device="cpu")
+        w = random_packed(128, 128, shifts=True, device="cpu")
         x = torch.zeros(1, 128, dtype=BF16)
-        int4_matmul(x, w)
+        packed_matmul(x, w)
         with pytest.raises(ValueError, match=r"w\.scales"):
-            int4_matmul(x, w._replace(scales=w.scales.to(BF16)))
+            packed_matmul(x, w._replace(scales=w.scales.to(BF16)))
 
     def test_what_only_one_product_has(self):
         a, b = a_product()

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from test_quantized_cuts import planes
 
-from cairn.kernels.matmul.int4_weights import int4_reference
-from cairn.kernels.matmul.weight_only import packed_reference, weight_only_matmul
-from cairn.models.linear import packed_int4
-from cairn.models.linear.packed_int4 import E4M3, NVFP4, PackedInt4
+from cairn.kernels.matmul.packed_weights import packed_reference
+from cairn.kernels.matmul.weight_only import rows_reference, weight_only_matmul
+from cairn.models.linear import packed_tiles
+from cairn.models.linear.packed_tiles import E4M3, NVFP4, W8A16, PackedTiles
 from cairn.models.linear.planes_form import PlanesForm
 from cairn.models.linear.registry import fast_form
-from cairn.models.linear.weight_only import W8A16, WeightOnly
+from cairn.models.linear.weight_only import WeightOnly
 from cairn.models.quantized.cuts import joined
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.rounding import SCHEMES, rounded
@@ -40,8 +40,7 @@ def test_columns_in_act_order_and_a_group_that_divides_no_span():
 def test_rounded_matrices_take_the_bits_of_their_form(form, scheme, bits):
     w_NK = torch.randn(64, 512)
     made, exact = form(w_NK), dequantized(rounded(w_NK, SCHEMES[scheme]))
-    meant = int4_reference if form is NVFP4 else packed_reference
-    assert torch.allclose(meant(made.weight), exact, rtol=1e-6)
+    assert torch.allclose(packed_reference(made.weight), exact, rtol=1e-6)
     assert made.nbytes == 64 * 512 * bits / 8 + 64 * 4
     assert "100" in form.obstacle(torch.zeros(8, 100))
 
@@ -54,14 +53,14 @@ def test_matrices_of_nvfp4_with_scales_of_their_own_keep_them_when_they_are_join
     assert form.weight.scales_NG.dtype == torch.float32
     assert WeightOnly(parts[0]).weight.scales_NG.dtype == E4M3
     exact = torch.cat([dequantized(part) for part in parts])
-    assert torch.allclose(packed_reference(form.weight), exact, rtol=1e-6)
+    assert torch.allclose(rows_reference(form.weight), exact, rtol=1e-6)
 
 
 def test_another_gpu_than_hopper_takes_the_kernel_that_runs_anywhere(monkeypatch):
     made = rounded(torch.randn(128, 512), SCHEMES["nvfp4"])
-    assert fast_form(made, "cuda") is PackedInt4
+    assert fast_form(made, "cuda") is PackedTiles
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(packed_int4, "capability", lambda device: (8, 0))
+    monkeypatch.setattr(packed_tiles, "capability", lambda device: (8, 0))
     assert fast_form(made, "cuda") is WeightOnly
 
 

@@ -10,7 +10,7 @@ from cairn.models.build import Build
 from cairn.models.fused import Fused, FusedResidual, FusedStep
 from cairn.models.linear.convert import convert_weights
 from cairn.models.linear.maps import Vocabulary, linears
-from cairn.models.linear.packed_int4 import nearest_levels
+from cairn.models.linear.packed_tiles import nearest_levels
 from cairn.models.presets import preset
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.rounding import SCHEMES, rounded

@@ -16,14 +16,14 @@ from cairn.kernels.matmul.weight_only import (
     STAGES,
     TILE,
     WARPS,
-    Packed,
+    PackedRows,
     _dequantize_kernel,
     constants_of,
     cost,
     pack_nibbles,
-    packed_reference,
     parts_of,
     row_block,
+    rows_reference,
     span_of,
     weight_only_kernel,
     weight_only_matmul,
@@ -72,7 +72,9 @@ OTHERS = (
 )
 
 
-def random_packed(form: Form, n: int, k: int, device: str = "cuda", whole: bool = False) -> Packed:
+def random_rows(
+    form: Form, n: int, k: int, device: str = "cuda", whole: bool = False
+) -> PackedRows:
     """Weights of about the size that a model has; `whole`: of which sums are exact in any order."""
     high = {"int4": 16, "e2m1": 16}.get(form.kind)
     if high is not None:
@@ -98,12 +100,12 @@ def random_packed(form: Form, n: int, k: int, device: str = "cuda", whole: bool 
     if form.factor:
         factor = plane(n)
     values = pack_nibbles(levels, span) if form.kind in NIBBLES else levels
-    return Packed(form.kind, values, span, scales, shifts, factor)
+    return PackedRows(form.kind, values, span, scales, shifts, factor)
 
 
 def _variants(form: Form, m: int, n: int, k: int) -> Iterator[Variant]:
     """The product, with and without a cut of K, and the matrix in floating point."""
-    w = random_packed(form, TILE, k, "cpu")
+    w = random_rows(form, TILE, k, "cpu")
     planes = dict(scales=w.scales_NG, shifts=w.shifts_NG, factor=w.factor_N)
     of_weight = {"values": POINTER[w.values.dtype]}
     of_weight |= {name: POINTER[t.dtype] for name, t in planes.items() if t is not None}
@@ -150,7 +152,7 @@ VARIANTS = list(
 
 
 def cases() -> Iterator[Case]:
-    """Levels of 8 bits: those of 4 are `int4_matmul`'s at such shapes."""
+    """Levels of 8 bits: those of 4 are `packed_matmul`'s at such shapes."""
     for form in (FORMS[0], OTHERS[-1]):
         for p in PROJECTIONS:
             for m in BATCHES:
@@ -165,11 +167,11 @@ def cases() -> Iterator[Case]:
 
 
 def _prepare(form: Form, m: int, n: int, k: int) -> Prepared:
-    x_MK, w = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), random_packed(form, n, k)
-    wide_NK = packed_reference(w, torch.bfloat16)
+    x_MK, w = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), random_rows(form, n, k)
+    wide_NK = rows_reference(w, torch.bfloat16)
 
     def error() -> float:
-        exact = x_MK.double() @ packed_reference(w).double().T
+        exact = x_MK.double() @ rows_reference(w).double().T
         return relative_error(weight_only_matmul(x_MK, w, impl="triton"), exact)
 
     return Prepared(

@@ -4,10 +4,11 @@
     int4   0 to 15, from which 8 is taken     mxfp4, nvfp4   floats of 4 bits (e2m1)     int8, fp8   a byte each
     x [M, K]  ->  + bias  ->  y [M, N]; or the float32 parts of a K that was cut
 
-`int4_matmul` and `skinny_fp8` are faster for the forms that they take; this takes the others. A byte has two levels of
-4 bits: the low half is of one span of columns, the high half of the next one, so that both are multiplied as they lie.
-Groups of at least a span scale its product; smaller ones scale the weights, in float32, before these are rounded to the
-type of x. For many rows `dequantize_packed` writes the matrix in floating point, once for each product.
+`packed_matmul` and `skinny_fp8` are faster for what they take; this takes any number of rows and columns, and runs on
+other GPUs. A byte has two levels of 4 bits: the low half is of one span of columns, the high half of the next one, so
+that both are multiplied as they lie. Groups of at least a span scale its product; smaller ones scale the weights, in
+float32, before these are rounded to the type of x. For many rows `dequantize_rows` writes the matrix in floating point,
+once for each product.
 Bytes moved: N*K/2 or N*K, scales and shifts, 2*M*K and 2*M*N.
 """
 
@@ -23,7 +24,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts.matrices import E2M1
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul.int4_weights import float_of_4_bits
+from cairn.kernels.matmul.packed_weights import float_of_4_bits
 from cairn.kernels.matmul.skinny_fp8 import LONGEST_ROW, fp8_plan, launch_row
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS
 from cairn.kernels.quantize.quantize import Quantized
@@ -42,7 +43,7 @@ E4M3 = torch.float8_e4m3fn
 OF_LEVELS = {"int4": torch.uint8, "e2m1": torch.uint8, "int8": torch.int8, "fp8": E4M3}
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """A matrix [N, K]."""
 
     kind: str  # of `OF_LEVELS`
@@ -81,7 +82,7 @@ def pack_nibbles(levels_NK: Tensor, span: int) -> Tensor:
     return (low | high << 4).flatten(1).contiguous()
 
 
-def packed_reference(w: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
+def rows_reference(w: PackedRows, dtype: torch.dtype = torch.float32) -> Tensor:
     """The matrix [N, K] that is meant."""
     levels = w.values
     if w.kind in NIBBLES:
@@ -216,7 +217,7 @@ def _dequantize_kernel(
 
 def weight_only_matmul(
     x_MK: Tensor,
-    w: Packed,
+    w: PackedRows,
     *,
     bias_N: Tensor | None = None,
     prefetch: bool = False,
@@ -228,7 +229,7 @@ def weight_only_matmul(
     if bias_N is not None:
         check("bias_N", bias_N, dtypes=FLOATS, shape=(n,), beside=x, packed=True)
     if choose("weight_only", impl, _offers(x)).impl == "reference":
-        return matmul_reference(x, packed_reference(w), Epilogue(bias_N), x.dtype)
+        return matmul_reference(x, rows_reference(w), Epilogue(bias_N), x.dtype)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
     if len(x) == 1 and needs_hopper(x) is None and _has_rows_of_bytes(w):
         _launch_one_row(x, w, bias_N, y, prefetch)
@@ -249,7 +250,7 @@ def weight_only_matmul(
     return y
 
 
-def weight_only_parts(x_MK: Tensor, w: Packed) -> Tensor | None:
+def weight_only_parts(x_MK: Tensor, w: PackedRows) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     x = _checked(x_MK, w)
     split = parts_of(len(x), *w.shape)
@@ -258,13 +259,13 @@ def weight_only_parts(x_MK: Tensor, w: Packed) -> Tensor | None:
     return _parts(x, w, split)
 
 
-def dequantize_packed(w: Packed, dtype: torch.dtype, impl: Impl = "auto") -> Tensor:
+def dequantize_rows(w: PackedRows, dtype: torch.dtype, impl: Impl = "auto") -> Tensor:
     """The matrix [N, K] that is meant, in a type of 16 or 32 bits."""
     _check_weight(w)
     require(dtype in FLOATS, "dtype", "a floating-point type", dtype)
     offers = {"triton": needs_cuda(w.values), "reference": None}
     if choose("weight_only", impl, offers).impl == "reference":
-        return packed_reference(w, dtype)
+        return rows_reference(w, dtype)
     (n, k), per_byte = w.shape, w.per_byte
     y = torch.empty(n, k, dtype=dtype, device=w.values.device)
     kernel: Any = _dequantize_kernel
@@ -295,7 +296,7 @@ def row_block(m: int) -> int:
     return 16 if m <= 16 else 32
 
 
-def constants_of(w: Packed) -> dict[str, Any]:
+def constants_of(w: PackedRows) -> dict[str, Any]:
     return dict(KIND=w.kind, PER_BYTE=w.per_byte, GROUP=w.group, SPAN=w.span)
 
 
@@ -304,14 +305,14 @@ def _offers(x: Tensor) -> dict[str, str | None]:
     return {"triton": needs_cuda(x) or sixteen, "reference": None}
 
 
-def _parts(x: Tensor, w: Packed, split: int) -> Tensor:
+def _parts(x: Tensor, w: PackedRows, split: int) -> Tensor:
     parts = torch.empty(split, len(x), w.shape[0], dtype=torch.float32, device=x.device)
     _launch(x, w, None, parts, parts, split)
     return parts
 
 
 def _launch(
-    x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, parts: Tensor | None, split: int
+    x: Tensor, w: PackedRows, bias_N: Tensor | None, y: Tensor, parts: Tensor | None, split: int
 ) -> None:
     (m, k), n, rows = x.shape, w.shape[0], row_block(len(x))
     kernel: Any = weight_only_kernel
@@ -328,27 +329,29 @@ def _launch(
         )
 
 
-def _has_rows_of_bytes(w: Packed) -> bool:
+def _has_rows_of_bytes(w: PackedRows) -> bool:
     """Bytes with a scale for each row: the kernel for one row of float8 reads a byte as whatever it is."""
     bytes_ = w.per_byte == 1 and w.scales_NG is None and w.factor_N is not None
     return bytes_ and w.shape[1] <= LONGEST_ROW
 
 
-def _launch_one_row(x: Tensor, w: Packed, bias_N: Tensor | None, y: Tensor, prefetch: bool) -> None:
+def _launch_one_row(
+    x: Tensor, w: PackedRows, bias_N: Tensor | None, y: Tensor, prefetch: bool
+) -> None:
     assert w.factor_N is not None
     plan = fp8_plan(1, *w.shape, one_row=True)
     scaled = Quantized(w.values, w.factor_N[:, None])
     launch_row(x, scaled, y, Epilogue(bias_N), plan, prefetch)
 
 
-def _checked(x_MK: Tensor, w: Packed) -> Tensor:
+def _checked(x_MK: Tensor, w: PackedRows) -> Tensor:
     _check_weight(w)
     check("x_MK", x_MK, dtypes=FLOATS, shape=(None, w.shape[1]), beside=w.values)
     require(len(x_MK) <= MOST_ROWS, "x_MK", f"at most {MOST_ROWS} rows", len(x_MK))
     return as_rows("x_MK", x_MK)
 
 
-def _check_weight(w: Packed) -> None:
+def _check_weight(w: PackedRows) -> None:
     require(w.kind in OF_LEVELS, "w.kind", " or ".join(OF_LEVELS), repr(w.kind))
     values = check(
         "w.values", w.values, dtypes=(OF_LEVELS[w.kind],), shape=(None, None), packed=True

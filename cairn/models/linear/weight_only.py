@@ -1,20 +1,20 @@
 """Planes of any kind on a GPU, as small as in the file; activations stay in 16 bits.
 
-The form of what has no faster kernel: int8, float8 in groups, and 4-bit levels in matrices that are no multiples of 64
-rows and columns. Few rows are multiplied by a kernel that reads packed weights; for many rows, where arithmetic is the
+The form of what has no faster kernel: matrices that are no multiples of 64 rows and columns, other groups, and GPUs
+other than Hopper. Few rows are multiplied by a kernel that reads packed weights; for many rows, where arithmetic is the
 limit, a product first dequantises its matrix and multiplies as floating point does.
 """
 
 from torch import Tensor
 
-from cairn.kernels.matmul.int4_weights import in_16_bits
+from cairn.kernels.matmul.packed_weights import in_16_bits
 from cairn.kernels.matmul.weight_only import (
     HALVES,
-    Packed,
-    dequantize_packed,
+    PackedRows,
+    dequantize_rows,
     most_rows,
     pack_nibbles,
-    packed_reference,
+    rows_reference,
     span_of,
     weight_only_matmul,
     weight_only_parts,
@@ -23,12 +23,9 @@ from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import dequantised_product
-from cairn.models.linear.packed_int4 import in_e4m3, shifts_around_8
+from cairn.models.linear.packed_tiles import KINDS, in_e4m3, shifts_around_8
 from cairn.models.quantized.cuts import by_row
 from cairn.models.quantized.planes import BITS, Planes
-from cairn.models.quantized.rounding import SCHEMES, rounded
-
-KINDS = {"int4": "int4", "int8": "int8", "fp8": "fp8", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 
 
 class WeightOnly(AnyRows):
@@ -47,7 +44,7 @@ class WeightOnly(AnyRows):
             scales_NG, factor_N = in_e4m3(scales_NG, planes.global_scale)
         else:
             scales_NG = in_16_bits(scales_NG)
-        self.weight = Packed(
+        self.weight = PackedRows(
             KINDS[planes.kind],
             pack_nibbles(levels, span) if BITS[planes.kind] == 4 else levels.contiguous(),
             span,
@@ -74,12 +71,10 @@ class WeightOnly(AnyRows):
         if self.order_K is not None:
             x_MK = x_MK.index_select(1, self.order_K)
         if not x_MK.is_cuda:
-            return finished(
-                linear(x_MK, packed_reference(self.weight, x_MK.dtype)), bias_N, epilogue
-            )
+            return finished(linear(x_MK, rows_reference(self.weight, x_MK.dtype)), bias_N, epilogue)
         kernels = epilogue.kernels or Kernels()
         if len(x_MK) > most_rows(self.weight.kind) or x_MK.dtype not in HALVES or kernels.invariant:
-            w_NK = dequantize_packed(self.weight, x_MK.dtype)
+            w_NK = dequantize_rows(self.weight, x_MK.dtype)
             return dequantised_product(x_MK, w_NK, bias_N, epilogue, kernels)
         if epilogue.onto_MN is not None and bias_N is None:
             sums_SMN = weight_only_parts(x_MK, self.weight)
@@ -89,20 +84,6 @@ class WeightOnly(AnyRows):
             x_MK, self.weight, bias_N=bias_N, prefetch=epilogue.kernels is not None
         )
         return y_MN if epilogue.gate is None else epilogue.gate.fast(y_MN)
-
-
-class W8A16(WeightOnly):
-    """A matrix in floating point, rounded to 8-bit levels with a scale for each row."""
-
-    def __init__(self, weight_NK: Tensor) -> None:
-        super().__init__(rounded(weight_NK.detach(), SCHEMES["w8a8"]))
-
-    @staticmethod
-    def obstacle(weight_NK: Tensor) -> str | None:  # pyrefly: ignore[bad-override-param-name]
-        """Why a matrix has no such form here, or None."""
-        columns = weight_NK.shape[1]
-        span = span_of(columns, columns, nibbles=False)
-        return f"{columns} columns cannot be cut into equal spans" if span is None else None
 
 
 def _span(planes: Planes) -> int | None:

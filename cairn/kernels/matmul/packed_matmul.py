@@ -1,11 +1,11 @@
-"""y = x @ w.T with 4-bit weights and 16-bit activations: a quarter of the bytes of bfloat16 for few rows.
+"""y = x @ w.T with weights of 4 or 8 bits and 16-bit activations: a quarter or half of the bytes for few rows.
 
-    w [N, K] as `int4_weights`: whole numbers or floats of 4 bits, and scales of groups of columns
+    w [N, K] as `packed_weights`: whole numbers or floats of 4 or 8 bits, and scales of groups of columns
     x [M, K] bfloat16  ->  + bias  ->  SwiGLU  ->  y [M, N]; or the float32 parts of a K that was cut
 
-`int4_stream` multiplies up to 128 rows. For more, `dequantize_int4` makes a matrix of bfloat16, once for each product:
-the tensor cores are the limit there.
-Bytes moved for few rows: N*K/2, 2*N*K/group of scales (4 in float32, twice as many with shifts), 2*M*K and 2*M*N.
+`packed_stream` multiplies up to 128 rows. For more, `dequantize_packed` makes a matrix of bfloat16, once for each
+product: the tensor cores are the limit there.
+Bytes moved for few rows: N*K/2 or N*K, 2*N*K/group of scales (4 in float32, twice as many with shifts), 2*M*K, 2*M*N.
 """
 
 from typing import Any, NamedTuple
@@ -19,17 +19,18 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.few_rows import padded_rows
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference
-from cairn.kernels.matmul.int4_stream import int4_kernel
-from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES
-from cairn.kernels.matmul.int4_weights import (
+from cairn.kernels.matmul.packed_stream import packed_kernel
+from cairn.kernels.matmul.packed_weights import (
+    BITS,
     MOST_ROWS,
-    Int4,
-    check_int4,
+    PackedWeights,
+    check_packed,
     gate_then_up,
-    int4_reference,
+    packed_reference,
 )
 from cairn.kernels.matmul.skinny_matmul import JOINED, KERNELS, launch_constants, tile_descriptor
 from cairn.kernels.matmul.skinny_plans import FEW_ROWS, MULTIPROCESSORS, Plan
+from cairn.kernels.matmul.tile_order import TILE
 from cairn.kernels.tuned import tuned
 
 SHARED = 216 << 10  # bytes of a multiprocessor that rings may take
@@ -42,9 +43,9 @@ WARP_ROWS = 16  # of x that warps multiply on their own, at most
 UNIT = 128  # columns that are multiplied before they are scaled, at most
 
 
-def int4_matmul(
+def packed_matmul(
     x_MK: Tensor,
-    w: Int4,
+    w: PackedWeights,
     *,
     bias_N: Tensor | None = None,
     activation: Activation | None = None,
@@ -60,7 +61,7 @@ def int4_matmul(
         check("bias_N", bias_N, dtypes=FLOATS, shape=(n,), beside=x, packed=True)
     plan = plan_of(m, n, k, w)
     offers = {"gluon": needs_cuda(x) or needs_hopper(x), "reference": None}
-    if choose("int4_matmul", impl, offers).impl == "reference":
+    if choose("packed_matmul", impl, offers).impl == "reference":
         return _by_reference(x, w, epilogue)
     y = torch.empty(m, epilogue.columns(n), dtype=x.dtype, device=x.device)
     if y.numel():
@@ -68,7 +69,7 @@ def int4_matmul(
     return y
 
 
-def int4_parts(x_MK: Tensor, w: Int4, *, prefetch: bool = False) -> Tensor | None:
+def packed_parts(x_MK: Tensor, w: PackedWeights, *, prefetch: bool = False) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     x = _checked(x_MK, w)
     (m, k), n = x.shape, w.shape[0]
@@ -81,21 +82,21 @@ def int4_parts(x_MK: Tensor, w: Int4, *, prefetch: bool = False) -> Tensor | Non
     return parts
 
 
-def _by_reference(x: Tensor, w: Int4, epilogue: Epilogue) -> Tensor:
-    rows = int4_reference(w)
+def _by_reference(x: Tensor, w: PackedWeights, epilogue: Epilogue) -> Tensor:
+    rows = packed_reference(w)
     if epilogue.activation is not None:
         rows = gate_then_up(rows)
     return matmul_reference(x, rows, epilogue, x.dtype)
 
 
-def _checked(x_MK: Tensor, w: Int4) -> Tensor:
-    check_int4(w)
+def _checked(x_MK: Tensor, w: PackedWeights) -> Tensor:
+    check_packed(w)
     check("x_MK", x_MK, dtypes=(torch.bfloat16,), shape=(None, w.shape[1]), beside=w.tiles)
     require(len(x_MK) <= MOST_ROWS, "x_MK", f"at most {MOST_ROWS} rows", len(x_MK))
     return as_rows("x_MK", x_MK)
 
 
-def int4_plan(m: int, n: int, k: int, group: int, shifts: bool = False) -> Plan:
+def packed_plan(m: int, n: int, k: int, group: int, shifts: bool = False, bits: int = 4) -> Plan:
     """K is cut until all multiprocessors have work and as long as all programs run at once; rings take what is left."""
     most = (
         4 if row_block(m) < FEW_ROWS else 2
@@ -112,8 +113,8 @@ def int4_plan(m: int, n: int, k: int, group: int, shifts: bool = False) -> Plan:
     together = min(most, -(-pieces * split // MULTIPROCESSORS))
     ring = min(SHARED // together, LARGEST_RING)
     steps = -(-k // (width * split))
-    stage = stage_bytes(m, width, group, shifts)
-    return Plan("int4", TILE, width, split, 4, max(2, min(ring // stage, steps)))
+    stage = stage_bytes(m, width, group, shifts, bits)
+    return Plan("packed", TILE, width, split, 4, max(2, min(ring // stage, steps)))
 
 
 def row_block(m: int) -> int:
@@ -121,13 +122,13 @@ def row_block(m: int) -> int:
     return min(padded_rows(max(m, 1)), FEW_ROWS)
 
 
-def stage_bytes(m: int, width: int, group: int, shifts: bool = False) -> int:
+def stage_bytes(m: int, width: int, group: int, shifts: bool = False, bits: int = 4) -> int:
     """Of shared memory, for one step of weights, scales and x."""
     if group < TILE:
         scales = TILE * width // group * 2 * (1 + shifts)
     else:
         scales = width // unit_of(width, group) * TILE * 4 * (1 + shifts)
-    return width // TILE * (TILE_BYTES + row_block(m) * TILE * 2) + scales
+    return width * (TILE * bits // 8 + row_block(m) * 2) + scales
 
 
 def unit_of(width: int, group: int) -> int:
@@ -135,9 +136,14 @@ def unit_of(width: int, group: int) -> int:
     return UNIT if width % UNIT == 0 and (group < TILE or group % UNIT == 0) else TILE
 
 
+def tile_rows(unit: int, bits: int) -> int:
+    """Of 128 bytes, of the tiles of so many columns, as TMA sees them."""
+    return unit * TILE * bits // 8 // ROW_BYTES
+
+
 def uses_wgmma(m: int, plan: Plan) -> bool:
     """Whether a warpgroup multiplies together, or for few rows each warp on its own."""
-    return plan.kernel == "int4" or row_block(m) > WARP_ROWS
+    return plan.kernel == "packed" or row_block(m) > WARP_ROWS
 
 
 def stages_of(plan: Plan) -> int:
@@ -155,18 +161,22 @@ class Registers(NamedTuple):
 
 def registers_of(m: int, plan: Plan) -> Registers:
     groups = plan.warps // 4
-    multiplying = 104 if row_block(m) <= 8 else 136 if row_block(m) <= 32 else 200
+    multiplying = 104 if row_block(m) <= 8 else 136 if row_block(m) <= 32 else 216
     return Registers(-(-(multiplying * groups + 24) // (groups + 1) // 8) * 8, multiplying)
 
 
-def plan_of(m: int, n: int, k: int, w: Int4) -> Plan:
-    key = f"m={row_block(m)},n={n},k={k},group={w.group}"
-    default = int4_plan(m, n, k, w.group, w.shifts is not None)
-    return Plan(**tuned("int4_matmul", key, default._asdict()))
+def plan_of(m: int, n: int, k: int, w: PackedWeights) -> Plan:
+    default = packed_plan(m, n, k, w.group, w.shifts is not None, BITS[w.kind])
+    key = tuning_key(m, n, k, w.group, BITS[w.kind])
+    return Plan(**tuned("packed_matmul", key, default._asdict()))
+
+
+def tuning_key(m: int, n: int, k: int, group: int, bits: int = 4) -> str:
+    return f"m={row_block(m)},n={n},k={k},group={group},bits={bits}"
 
 
 def launch(
-    x: Tensor, w: Int4, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool = False
+    x: Tensor, w: PackedWeights, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool = False
 ) -> None:
     """Run the kernels on checked operands."""
     (m, k), n = x.shape, w.shape[0]
@@ -197,7 +207,7 @@ def launch(
 
 def _launch_stream(
     x: Tensor,
-    w: Int4,
+    w: PackedWeights,
     y: Tensor,
     parts: Tensor | None,
     epilogue: Epilogue,
@@ -208,10 +218,10 @@ def _launch_stream(
     rows, split, unit = row_block(m), plan.parts(k), unit_of(plan.block_k, w.group)
     shifts = None if w.shifts is None else _numbers_descriptor(w.shifts, unit)
     registers = registers_of(m, plan)
-    kernel: Any = int4_kernel
+    kernel: Any = packed_kernel
     kernel[(n // TILE * split * triton.cdiv(m, rows),)](
         tile_descriptor(x, [rows, unit]),
-        tile_descriptor(_byte_rows(w.tiles), [unit // 4, ROW_BYTES]),
+        tile_descriptor(_byte_rows(w.tiles), [tile_rows(unit, BITS[w.kind]), ROW_BYTES]),
         *(_numbers_descriptor(w.scales, unit), shifts, w.factor_N),
         *(epilogue.bias_N, y, parts, w.arrived, y.stride(-2), m, n, k),
         KIND=w.kind,

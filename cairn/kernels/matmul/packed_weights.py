@@ -1,7 +1,8 @@
-"""Matrices of 4 bits a weight as `int4_matmul` reads them, and back to bfloat16 for products of many rows.
+"""Matrices of 4 or 8 bits a weight as `packed_matmul` reads them, and back to bfloat16 for products of many rows.
 
-    int4    w = scale * (level - 8) + shift       e2m1    w = factor * scale * float of 4 bits
-    a scale, and perhaps a shift, for each row and each group of columns; a factor for each row
+    int4    w = factor * (scale * (level - 8) + shift)        int8    w = factor * (scale * level + shift)
+    e2m1    w = factor * scale * float of 4 bits              fp8     w = factor * (scale * float of 8 bits + shift)
+    a scale, and perhaps a shift, for each row and each group of columns; perhaps a factor for each row
 
 Groups are of a multiple of 64 columns, whose scales multiply sums, or of 16 or 32, whose scales multiply weights and
 are rounded to bfloat16 as the weights are.
@@ -17,34 +18,34 @@ from torch import Tensor
 from cairn.kernels.arguments import FLOATS, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.experts.matrices import E2M1
-from cairn.kernels.matmul.int4_tiles import (
+from cairn.kernels.matmul.skinny_plans import FEW_ROWS
+from cairn.kernels.matmul.tile_order import (
     TILE,
-    TILE_BYTES,
     packed_tiles,
     small_group_tiles,
     small_groups,
     unpacked_tiles,
 )
-from cairn.kernels.matmul.skinny_plans import FEW_ROWS
 
 MOST_ROWS = 128  # of x: with more, dequantising costs less than unpacking for each 64 rows
 SMALL_GROUPS = (16, 32)
-KINDS = ("int4", "e2m1")
+BITS = {"int4": 4, "e2m1": 4, "int8": 8, "fp8": 8}
+E4M3 = torch.float8_e4m3fn
 # Of e2m1 scales are so many times as large in memory: the kernel's floats of 4 bits are 2^-126 of what they mean, and
 # its weights 2^-9, so that none overflows.
 LIFT = 2.0**117
 MOST_SCALE = 2.0**10
 
 
-class Int4(NamedTuple):
+class PackedWeights(NamedTuple):
     """A packed matrix [N, K]."""
 
-    tiles: Tensor  # uint8 [N / 64, K / 64, 2048]
+    tiles: Tensor  # uint8 [N / 64, K / 64, 2048, or 4096 of 8 bits]
     # [K / group, N], in 16 bits where those hold them and there are no shifts: 3% of the bytes less.
     # Of small groups bfloat16 [N / 64, K / 64, 4096 / group], `small_group_tiles`; of e2m1 times `LIFT`.
     scales: Tensor
-    # What is added to scale * (level - 8); None: 0. Then they and the scales are of one type: the kernel keeps both in
-    # buffers of one type, float32 where groups are not small.
+    # What is added to the scaled level; None: 0. Otherwise they and the scales are of one type, float32 where groups
+    # are not small: the kernel keeps both in buffers of one type.
     shifts: Tensor | None = None
     # int32 zeros [at least 2 * N / 64]: parts of a tile that are ready
     arrived: Tensor | None = None
@@ -82,14 +83,14 @@ def _plane(numbers: Tensor) -> Tensor:
     return (small_groups(numbers) if numbers.dim() == 3 else numbers.T).float()
 
 
-def int4_weights(
+def packed_weights(
     levels_NK: Tensor,
     scales_NG: Tensor,
     shifts_NG: Tensor | None = None,
     kind: str = "int4",
     factor_N: Tensor | None = None,
-) -> Int4:
-    """Levels 0 to 15, and what they stand for, as `Int4` says."""
+) -> PackedWeights:
+    """Levels of a byte each (those of 4 bits 0 to 15, or codes), and what they stand for."""
     columns = levels_NK.shape[1]
     if columns // scales_NG.shape[1] in SMALL_GROUPS:
         scales = small_group_tiles(scales_NG * (LIFT if kind == "e2m1" else 1.0), columns)
@@ -98,7 +99,8 @@ def int4_weights(
         scales = scales_NG.float().T.contiguous()
         shifts = None if shifts_NG is None else shifts_NG.float().T.contiguous()
         scales = in_16_bits(scales) if shifts is None else scales
-    return Int4(packed_tiles(levels_NK), scales, shifts, None, kind, factor_N)
+    tiles = packed_tiles(levels_NK, BITS[kind])
+    return PackedWeights(tiles, scales, shifts, None, kind, factor_N)
 
 
 def in_16_bits(plane: Tensor) -> Tensor:
@@ -110,29 +112,31 @@ def in_16_bits(plane: Tensor) -> Tensor:
     return plane
 
 
-def counted(w: Int4) -> Int4:
+def counted(w: PackedWeights) -> PackedWeights:
     """With counters, so that the last program of a tile joins its parts: no second kernel is launched for that."""
     tiles = len(w.tiles) * (MOST_ROWS // FEW_ROWS)
     return w._replace(arrived=torch.zeros(tiles, dtype=torch.int32, device=w.tiles.device))
 
 
-def in_order(w: Int4, order_N: Tensor) -> Int4:
+def in_order(w: PackedWeights, order_N: Tensor) -> PackedWeights:
     """With rows in another order."""
     shifts_NG = None if w.shifts_NG is None else w.shifts_NG[order_N]
     factor_N = None if w.factor_N is None else w.factor_N[order_N]
     levels_NK = unpacked_tiles(w.tiles)[order_N]
-    ordered = int4_weights(levels_NK, w.scales_NG[order_N], shifts_NG, w.kind, factor_N)
+    ordered = packed_weights(levels_NK, w.scales_NG[order_N], shifts_NG, w.kind, factor_N)
     return ordered._replace(arrived=w.arrived)
 
 
-def int4_reference(w: Int4, dtype: torch.dtype = torch.float32) -> Tensor:
+def packed_reference(w: PackedWeights, dtype: torch.dtype = torch.float32) -> Tensor:
     """The matrix [N, K] that is meant."""
     levels_NK = unpacked_tiles(w.tiles)
     if w.kind == "e2m1":
         table = torch.tensor([*E2M1, *(-size for size in E2M1)], device=levels_NK.device)
         w_NK = table[levels_NK.int()]
-    else:
+    elif w.kind == "int4":
         w_NK = levels_NK.float() - 8
+    else:
+        w_NK = levels_NK.view(torch.int8 if w.kind == "int8" else E4M3).float()
     w_NK = w_NK * w.scales_NG.repeat_interleave(w.group, 1)
     if w.shifts_NG is not None:
         w_NK = w_NK + w.shifts_NG.repeat_interleave(w.group, 1)
@@ -150,16 +154,22 @@ def float_of_4_bits(code):
 @triton.jit
 def _dequantize_kernel(
     tiles, scales, shifts, factor, y, N, K,
-    KIND: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, BYTES: tl.constexpr, PAIRED: tl.constexpr,
+    KIND: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of 64 x 64 for a program; `int4_tiles` says where its levels and its scales are."""
+    """One tile of 64 x 64 for a program; `tile_order` says where its levels and its scales are."""
     column_tile, piece = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, TILE)[:, None]
     column = tl.arange(0, TILE)[None, :]
     thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
-    byte = thread * 16 + column // 16 * 4 + column % 2 * 2 + column % 16 // 8
     tile = (piece * (K // TILE) + column_tile).to(tl.int64)
-    code = (tl.load(tiles + tile * BYTES + byte) >> (row % 16 // 8 * 4).to(tl.uint8)) & 15
+    at = tiles + tile * (TILE * TILE // 8 * BITS) + thread * 16 + column % 2 * 2
+    if BITS == 8:
+        code = tl.load(
+            at + column // 32 * (TILE * TILE // 2) + column % 32 // 8 * 4 + row % 16 // 8
+        )
+    else:
+        byte = tl.load(at + column // 16 * 4 + column % 16 // 8)
+        code = (byte >> (row % 16 // 8 * 4).to(tl.uint8)) & 15
     n = piece * TILE + tl.arange(0, TILE)
     if GROUP < TILE:
         of_row = (row // 16 * 8 + row % 8) * (TILE // GROUP) + column // GROUP
@@ -169,8 +179,12 @@ def _dequantize_kernel(
     scale = tl.load(scales + number).to(tl.float32)
     if KIND == "e2m1":
         w = float_of_4_bits(code) * (scale * 2.0**-117)
-    else:
+    elif KIND == "int4":
         w = (code.to(tl.float32) - 8.0) * scale
+    elif KIND == "int8":
+        w = code.to(tl.int8, bitcast=True).to(tl.float32) * scale
+    else:
+        w = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale
     if shifts is not None:
         w += tl.load(shifts + number).to(tl.float32)
     if factor is not None:
@@ -181,26 +195,26 @@ def _dequantize_kernel(
     tl.store(y + place, w.to(y.dtype.element_ty))
 
 
-def dequantize_int4(
-    w: Int4, out: Tensor | None = None, *, paired: bool = False, impl: Impl = "auto"
+def dequantize_packed(
+    w: PackedWeights, out: Tensor | None = None, *, paired: bool = False, impl: Impl = "auto"
 ) -> Tensor:
     """bfloat16 [N, K]; `paired`: w has the order of `paired_rows`, the result has gate and up one after the other."""
-    check_int4(w)
+    check_packed(w)
     n, k = w.shape
     if out is None:
         out = torch.empty(n, k, dtype=torch.bfloat16, device=w.tiles.device)
     check("out", out, dtypes=(torch.bfloat16,), shape=(n, k), beside=w.tiles, packed=True)
     offers = {"triton": needs_cuda(w.tiles), "reference": None}
-    if choose("int4_matmul", impl, offers).impl == "reference":
-        rows = int4_reference(w)
+    if choose("packed_matmul", impl, offers).impl == "reference":
+        rows = packed_reference(w)
         return out.copy_(gate_then_up(rows) if paired else rows)
     kernel: Any = _dequantize_kernel
     kernel[(k // TILE, n // TILE)](
         *(w.tiles, w.scales, w.shifts, w.factor_N, out, n, k),
         KIND=w.kind,
+        BITS=BITS[w.kind],
         GROUP=w.group,
         TILE=TILE,
-        BYTES=TILE_BYTES,
         PAIRED=paired,
         num_warps=4,
     )
@@ -212,9 +226,10 @@ def gate_then_up(rows: Tensor) -> Tensor:
     return rows.view(-1, 2, 8, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
 
 
-def check_int4(w: Int4) -> None:
-    check("w.tiles", w.tiles, dtypes=(torch.uint8,), shape=(None, None, TILE_BYTES), packed=True)
-    require(w.kind in KINDS, "w.kind", " or ".join(KINDS), repr(w.kind))
+def check_packed(w: PackedWeights) -> None:
+    require(w.kind in BITS, "w.kind", " or ".join(BITS), repr(w.kind))
+    shape = (None, None, TILE * TILE // 8 * BITS[w.kind])
+    check("w.tiles", w.tiles, dtypes=(torch.uint8,), shape=shape, packed=True)
     n, k = w.shape
     require(n > 0 and k > 0, "w.tiles", "at least one tile", list(w.tiles.shape))
     kinds = (torch.bfloat16,) if w.small else FLOATS if w.shifts is None else (torch.float32,)

@@ -1,5 +1,5 @@
 # pyrefly: ignore-errors
-"""The kernel of int4_matmul, in Gluon for sm_90: 4-bit weights become the register operand of the tensor cores.
+"""The kernel of packed_matmul, in Gluon for sm_90: packed weights become the register operand of the tensor cores.
 
     ring           STAGES buffers, each 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
     step           UNITS of at most one group of columns: unpack -> multiply -> sums += scale * product
@@ -7,11 +7,11 @@
 
 One warp copies; one warpgroup multiplies, or two take turns and join their sums in the end. Unpacking takes half of
 the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too
-(`int4_unpack`).
+(`packed_unpack`).
 
     WGMMA        while the tensor cores multiply one unit, the next is unpacked
-    otherwise    for up to 16 rows: warps multiply on their own, and instead of a subtraction for each two levels the
-                 tensor cores add -136 times the unit's sum of x: a fifth fewer instructions
+    otherwise    for up to 16 rows: warps multiply on their own, and instead of a subtraction for each two levels of
+                 int4 the tensor cores add -136 times the unit's sum of x: a fifth fewer instructions
 
 Shifts that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of
 ones; those of small groups are added to the weights. Where K is cut, the program that is the last of its tile to store
@@ -30,10 +30,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from cairn.kernels.matmul.int4_unpack import PIECE, of_words, unpacked, unpacked_and_scaled
+from cairn.kernels.matmul.packed_unpack import (
+    PIECE,
+    of_bytes,
+    of_words,
+    unpacked,
+    unpacked_and_scaled,
+)
 from cairn.kernels.matmul.skinny_stream import _deliver
 
-ROW_BYTES = gl.constexpr(128)  # of a tile as TMA sees it: 16 such rows are 64 x 64 weights
 OFFSET = gl.constexpr(-136.0)  # from 128 + level to level - 8
 FLOATS = gl.constexpr(512.0)  # from what is unpacked of e2m1 to the weight
 
@@ -44,6 +49,7 @@ def _ask_w(
     GROUP: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     """Weights and scales of one step."""
+    ROWS: gl.constexpr = w.block_type.shape[0] * PIECE // UNIT  # of 128 bytes, in a tile
     bar = full.index(slot)
     mbarrier.expect(bar, BYTES, pred=more)
     for unit in gl.static_range(UNITS):
@@ -54,7 +60,7 @@ def _ask_w(
         else:
             place = [at // GROUP, tile * PIECE]
         tma.async_copy_global_to_shared(
-            w, [first * 16, 0], bar, packed[unit].index(slot), pred=more
+            w, [first * ROWS, 0], bar, packed[unit].index(slot), pred=more
         )
         tma.async_copy_global_to_shared(scales, place, bar, factors[unit].index(slot), pred=more)
         if shifts is not None:
@@ -136,7 +142,8 @@ def _scaled(total, product, of_x, scale, shift, SHIFTS: gl.constexpr):
 
 @gluon.jit
 def _by_wgmma(
-    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr
+    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr,
+    KIND: gl.constexpr,
 ):  # fmt: skip
     """One step by the warpgroup: a unit is unpacked while the one before is multiplied."""
     BM: gl.constexpr = values[0].shape[1]
@@ -149,7 +156,7 @@ def _by_wgmma(
     going = (total, total)
     for unit in gl.static_range(UNITS):
         before = going
-        weights = unpacked(packed[unit].index(turn).load(read), operand, True)
+        weights = unpacked(packed[unit].index(turn).load(read), operand, KIND, True)
         across = values[unit].index(turn).permute((1, 0))
         product = gl.zeros([PIECE, BM], gl.float32, layout)
         product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
@@ -167,7 +174,8 @@ def _by_wgmma(
 
 @gluon.jit
 def _by_warps(
-    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr
+    total, values, packed, factors, added, turn, read: gl.constexpr, UNITS: gl.constexpr, SHIFTS: gl.constexpr,
+    KIND: gl.constexpr,
 ):  # fmt: skip
     """One step by each warp on its own: x enters through registers, too, and nothing is waited for."""
     BM: gl.constexpr = values[0].shape[1]
@@ -179,15 +187,17 @@ def _by_warps(
     for unit in gl.static_range(UNITS):
         x = values[unit].index(turn).permute((1, 0)).load(across)
         none = gl.zeros([PIECE, BM], gl.float32, layout)
+        of_x, offset = none, none
         if SHIFTS:
-            ones = gl.full([PIECE, UNIT], 1.0, gl.bfloat16, operand)
-            of_x = mma_v2(ones, x, none)
-            offset = of_x * OFFSET
-        else:
-            of_x = none
+            of_x = mma_v2(gl.full([PIECE, UNIT], 1.0, gl.bfloat16, operand), x, none)
+            if KIND == "int4":
+                offset = of_x * OFFSET
+        elif KIND == "int4":
             offset = mma_v2(gl.full([PIECE, UNIT], OFFSET, gl.bfloat16, operand), x, none)
-        weights = unpacked(packed[unit].index(turn).load(read), operand, False)
-        product = mma_v2(weights, x, none) + offset
+        weights = unpacked(packed[unit].index(turn).load(read), operand, KIND, False)
+        product = mma_v2(weights, x, none)
+        if KIND == "int4":
+            product += offset
         scale = factors[unit].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
         shift = added[unit].index(turn).reshape([PIECE]).load(of_row).to(gl.float32)
         total = _scaled(total, product, of_x, scale, shift, SHIFTS)
@@ -233,11 +243,12 @@ def _scaled_weights(
     KIND: gl.constexpr,
 ):  # fmt: skip
     raw = packed[unit].index(turn).load(read)
-    TILES: gl.constexpr = raw.shape[0] // 16
-    scales = of_words(factors[unit].index(turn), TILES)
+    BYTES: gl.constexpr = of_bytes(KIND)
+    TILES: gl.constexpr = raw.shape[0] // (32 if BYTES else 16)
+    scales = of_words(factors[unit].index(turn), TILES, BYTES)
     shifts = None
     if SHIFTS:
-        shifts = of_words(added[unit].index(turn), TILES)
+        shifts = of_words(added[unit].index(turn), TILES, BYTES)
     return unpacked_and_scaled(raw, scales, shifts, operand, KIND)
 
 
@@ -311,9 +322,13 @@ def _multiply(
         elif SMALL:
             total = _small_by_warps(total, values, packed, factors, added, turn, read, UNITS, SHIFTS, KIND)  # fmt: skip
         elif WGMMA:
-            total = _by_wgmma(total, values, packed, factors, added, turn, read, UNITS, SHIFTS)
+            total = _by_wgmma(
+                total, values, packed, factors, added, turn, read, UNITS, SHIFTS, KIND
+            )
         else:
-            total = _by_warps(total, values, packed, factors, added, turn, read, UNITS, SHIFTS)
+            total = _by_warps(
+                total, values, packed, factors, added, turn, read, UNITS, SHIFTS, KIND
+            )
         gl.thread_barrier()  # all warps have read the buffer
         mbarrier.arrive(free.index(turn), count=1)
     if ME == 1:
@@ -333,7 +348,7 @@ def _multiply(
 
 
 @gluon.jit
-def int4_kernel(
+def packed_kernel(
     x, w, scales, shifts, factor, bias, y, parts, arrived, stride_y, M, N, K,
     KIND: gl.constexpr, GROUP: gl.constexpr, UNITS: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
     WGMMA: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr,
