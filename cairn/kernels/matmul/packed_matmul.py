@@ -39,6 +39,7 @@ WIDEST = 256  # columns at a time
 ROW_BYTES = 128  # of tiles as TMA sees them
 PROGRAMS = 256  # fewer leave multiprocessors waiting
 SHORTEST_PART = 1024  # columns
+LEAST_ROWS = 8  # of x that a program takes
 WARP_ROWS = 16  # of x that warps multiply on their own, at most
 UNIT = 128  # columns that are multiplied before they are scaled, at most
 
@@ -97,24 +98,35 @@ def _checked(x_MK: Tensor, w: PackedWeights) -> Tensor:
 
 
 def packed_plan(m: int, n: int, k: int, group: int, shifts: bool = False, bits: int = 4) -> Plan:
-    """K is cut until all multiprocessors have work and as long as all programs run at once; rings take what is left."""
-    most = (
-        4 if row_block(m) < FEW_ROWS else 2
-    )  # programs on a multiprocessor, each of which waits much
-    pieces, split = n // TILE, 1
+    """K is cut until all multiprocessors have work and as long as all programs run at once; rings take what is left.
+
+    Where tiles are few and their bytes or the rows of x many, two warpgroups take turns at one deep ring: that reads
+    faster than more programs do, whose sums have to be joined.
+    """
+    rows, pieces, split = row_block(m), n // TILE, 1
+    deep = pieces <= MULTIPROCESSORS and (bits == 8 or rows == FEW_ROWS)
+    most = _most_programs(rows, deep)
     while (
         pieces * split < PROGRAMS
         and 2 * pieces * split <= most * MULTIPROCESSORS
         and k >= 2 * split * SHORTEST_PART
     ):
         split *= 2
-    widest = WIDEST if row_block(m) < FEW_ROWS or split == 1 else WIDEST // 2
+    narrow = (bits == 8 and rows > LEAST_ROWS) or (rows == FEW_ROWS and (deep or split > 1))
+    widest = WIDEST // 2 if narrow else WIDEST
     width = next(width for width in (widest, 128, TILE) if k % width == 0)
     together = min(most, -(-pieces * split // MULTIPROCESSORS))
     ring = min(SHARED // together, LARGEST_RING)
     steps = -(-k // (width * split))
     stage = stage_bytes(m, width, group, shifts, bits)
-    return Plan("packed", TILE, width, split, 4, max(2, min(ring // stage, steps)))
+    return Plan("packed", TILE, width, split, 8 if deep else 4, max(2, min(ring // stage, steps)))
+
+
+def _most_programs(rows: int, deep: bool) -> int:
+    """On a multiprocessor: each of them waits much."""
+    if deep:
+        return 2 if rows == LEAST_ROWS else 1
+    return 4 if rows < FEW_ROWS else 2
 
 
 def row_block(m: int) -> int:
