@@ -20,9 +20,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from cairn.core.collector import quiet_collector
 from cairn.core.errors import CairnError, DataError
 from cairn.core.events import instant, scalar
+from cairn.core.garbage_collection import quiet_collector
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.choose import choose_newest

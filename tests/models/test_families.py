@@ -14,10 +14,10 @@ from published_configs import CONFIGS as PUBLISHED
 
 from cairn.core.errors import CairnError, UnsupportedModel
 from cairn.models.config_fields import LAYER_COUNTS
-from cairn.models.described_families import DESCRIBED
 from cairn.models.expert_families import EXPERT_FAMILIES
 from cairn.models.export import to_hf
 from cairn.models.families import FAMILIES, from_hf
+from cairn.models.llama_like_families import DESCRIBED
 from cairn.models.presets import PRESETS, preset
 from cairn.models.recurrent_families import RECURRENT
 from cairn.models.rope import frequencies
@@ -586,7 +586,7 @@ def expressible(draw, family: str) -> ModelSpec:
     return ModelSpec(**fields)
 
 
-# The others: test_described_families.
+# The others: test_llama_like_families.
 ELSEWHERE = DESCRIBED | EXPERT_FAMILIES | SPARSE | RECURRENT | UNKNOWN_TO_TRANSFORMERS
 DEEP = FAMILIES.keys() - ELSEWHERE.keys()
 
