@@ -63,6 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     bad_steps: int
     seconds: float
     held_out: HeldOut | None = None  # the last measurement of this life
+    resumed: int = 0  # the step that this life began with
 
 
 class Loop:
@@ -131,6 +132,7 @@ class Loop:
             bad_steps=self.bad_steps,
             seconds=time.perf_counter() - began,
             held_out=self.held_out,
+            resumed=first,
         )
 
     def _one_step(self) -> None:

@@ -441,6 +441,12 @@ def test_the_verb(tmp_path, capsys):
     told = capsys.readouterr().out
     assert f"cairn align --out {tmp_path / 'r'}" in told
     assert "step 3:" in told
+    assert "finished after step 4, in" in told
+    assert f"the model is in {tmp_path / 'r' / 'model'}; serve it" in told
+    assert main(["align", "--out", str(tmp_path / "r"), "--steps", "4"]) == 0
+    told = capsys.readouterr().out
+    assert f"nothing left to do: {tmp_path / 'r'} has finished, at step 4" in told
+    assert f"report: {tmp_path / 'r' / 'align.html'}" in told
     assert main(["align", str(tmp_path / "r")]) == 2
     assert "is the folder of a run" in capsys.readouterr().err
 

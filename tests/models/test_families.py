@@ -601,6 +601,23 @@ def test_any_spec_of_a_family_survives_the_way_to_a_config_and_back(family, data
     assert plain(from_hf(as_transformers_reads_it(config))) == plain(spec)
 
 
+@pytest.mark.parametrize("layers", [6, 7])
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("last", [-1, 4])
+def test_layers_with_experts_of_ernie_survive_the_way_to_a_config_and_back(
+    layers, every, first, last
+):
+    fields = {"num_hidden_layers": layers, "moe_layer_interval": every}
+    fields |= {"moe_layer_start_index": first, "moe_layer_end_index": last}
+    family = {"model_type": "ernie4_5_moe", "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    spec = from_hf(family | WITH_MORE_FIELDS["ernie4_5_moe"][0] | fields)
+    end = layers - 1 if last == -1 else last
+    sparse = {i for i in range(layers) if first <= i <= end and (i + 1) % every == 0}
+    assert set(range(layers)) - set(spec.experts.dense_layers) == sparse
+    assert plain(from_hf(to_hf(spec))) == plain(spec)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
