@@ -19,7 +19,7 @@ SLOW := tests/serve/http tests/serve/test_cpu_weights.py tests/serve/test_engine
 	tests/models/test_real_checkpoints.py tests/models/test_shipped_served.py tests/cli/test_generate_verb.py \
 	tests/serve/test_engine_matrix.py tests/serve/test_engine_faults.py tests/serve/test_separation.py \
 	tests/serve/test_speculation.py tests/models/test_parity.py tests/models/test_tokenizer.py \
-	tests/models/test_incremental_decode.py tests/bench/test_bench_train.py tests/bench/test_served.py \
+	tests/models/test_incremental_decode.py tests/bench/test_bench_train.py tests/bench/test_own_server.py \
 	tests/bench/test_throughput.py tests/bench/test_load_report.py tests/cli/test_bench_serve.py \
 	tests/cli/test_launch_verb.py tests/cli/test_chat.py tests/labs/test_exercises.py tests/labs/test_lab_faults.py \
 	tests/labs/test_lab_verb.py tests/labs/test_lab_runner.py tests/models/test_gguf_blocks_cpu.py \

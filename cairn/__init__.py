@@ -9,7 +9,7 @@ __all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 _HOMES = {
     "LLM": "cairn.serve.llm",
     "SamplingParams": "cairn.serve.engine.sampling_params",
-    "StructuredOutputs": "cairn.serve.guide",
+    "StructuredOutputs": "cairn.serve.structured_output",
 }
 
 

@@ -1,4 +1,4 @@
-"""The floors above torch cost little beyond it."""
+"""The layers above torch cost little beyond it."""
 
 import json
 import subprocess

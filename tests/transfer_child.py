@@ -13,13 +13,13 @@ import numpy as np
 from transfer_ends import PATIENT, make_end
 from transfer_oracle import store, whole_cache
 
-from cairn.comm.transfer.give import Give, offer_of
+from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.kv import REGION, Contents, KVLayout
 from cairn.comm.transfer.lease import Terms
 from cairn.comm.transfer.mover import Patience
-from cairn.comm.transfer.notes import Offer
-from cairn.comm.transfer.take import Take
+from cairn.comm.transfer.page_receiver import PageReceiver
+from cairn.comm.transfer.page_sender import PageSender, offer_of
 
 CONTENTS = Contents(model="m", layers=3, kv_heads=4, width=16)
 SOURCE = KVLayout(contents=CONTENTS, page_size=8, pages=20)
@@ -28,35 +28,39 @@ TERMS = Terms(lease_s=120, unclaimed_s=600, read_s=600)  # a loaded machine take
 LENGTH, TABLE, OTHER = 100, list(range(19, 6, -1)), [9, 2, 7, 1, 0, 3, 8]
 
 
-def giver(kind: str, ready: bool, patience: Patience = PATIENT) -> tuple[Give, Offer, np.ndarray]:
-    end = make_end(kind, "giver", patience)
+def sender(
+    kind: str, ready: bool, patience: Patience = PATIENT
+) -> tuple[PageSender, Offer, np.ndarray]:
+    end = make_end(kind, "sender", patience)
     memory = end.allocate(REGION, SOURCE.region_bytes(0))
     store(SOURCE, [memory], TABLE, whole_cache(CONTENTS, LENGTH), (0, LENGTH))
-    give = Give(end, Side("giver", 0, SOURCE), TERMS)
+    give = PageSender(end, Side("sender", 0, SOURCE), TERMS)
     address = give.listen()
     give.grant("r", TABLE, time.monotonic(), ready=ready)
     return give, offer_of([give], [address], "r", TABLE, LENGTH, streamed=not ready), memory
 
 
-def taker(kind: str, offer: Offer, patience: Patience = PATIENT) -> tuple[Take, np.ndarray]:
-    end = make_end(kind, "taker", patience)
+def receiver(
+    kind: str, offer: Offer, patience: Patience = PATIENT
+) -> tuple[PageReceiver, np.ndarray]:
+    end = make_end(kind, "receiver", patience)
     memory = end.allocate(REGION, TARGET.region_bytes(0))
-    take = Take(end, Side("taker", 0, TARGET), TERMS)
-    take.listen()
-    take.take(offer, OTHER, time.monotonic())
-    return take, memory
+    reader = PageReceiver(end, Side("receiver", 0, TARGET), TERMS)
+    reader.listen()
+    reader.receive(offer, OTHER, time.monotonic())
+    return reader, memory
 
 
 def main(kind: str, role: str) -> None:
     if role == "take":
-        take, _ = taker(kind, msgspec.json.decode(sys.stdin.readline(), type=Offer))
+        reader, _ = receiver(kind, msgspec.json.decode(sys.stdin.readline(), type=Offer))
         said = False
         while True:
-            take.step(time.monotonic(), wait_s=0.05)
-            if not said and take._may_read("giver", "r", time.monotonic()):
+            reader.step(time.monotonic(), wait_s=0.05)
+            if not said and reader._may_read("sender", "r", time.monotonic()):
                 print("claimed", flush=True)
                 said = True
-    give, offer, _ = giver(kind, ready=role == "give")
+    give, offer, _ = sender(kind, ready=role == "give")
     print(msgspec.json.encode(offer).decode(), flush=True)
     freed = []
     while not freed:

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.copies import Bytes, copy_runs
 from cairn.comm.transfer.errors import PeerLost, TransferError
-from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.transport import (
     Done,
     Event,

@@ -1,7 +1,7 @@
 """No rounding between trainer and engine: the engine that sampled an answer says how likely it is by now.
 
-    engine    batch invariant: a whole sequence at once has the bits of its tokens one by one (`serve.engine.invariant`,
-              on a GPU its runner with `Kernels.invariant`)
+    engine    batch invariant: a whole sequence at once has the bits of its tokens one by one
+              (`serve.engine.batch_invariant`), on a GPU its runner with `Kernels.invariant`
     trainer   takes a rule's loss and slope at the engine's log-probabilities, and gradients through its own passes
 
 Sums of floating-point numbers depend on their order, and the order on the shapes. With one function for both there is

@@ -19,7 +19,7 @@ from cairn.align.sandbox import run_python
 from cairn.align.tasks import RESULT, Problem, worked_out
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.train.data.chance import mix
+from cairn.train.data.counter_rng import mix
 
 LONGEST_RESULT = 200  # characters
 WORKERS = 4  # tools that run at a time

@@ -23,7 +23,7 @@ import msgspec
 
 from cairn.align.config import Align
 from cairn.align.policy import Policy, Sampled, engine_view
-from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.weight_sync import WeightSource
 from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer

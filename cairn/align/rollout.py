@@ -23,7 +23,7 @@ from cairn.core.errors import DataError
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.batch import IGNORED, Batch, Document, pack
-from cairn.train.data.chance import mix
+from cairn.train.data.counter_rng import mix
 from cairn.train.rules.advantages import Kind, group_advantages, informative
 from cairn.train.rules.policy import weigh
 

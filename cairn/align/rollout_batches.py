@@ -34,7 +34,7 @@ from cairn.align.saved_documents import as_text, from_text
 from cairn.align.tasks import make_problem
 from cairn.align.value_head import VALUE, ValueHead, with_credit
 from cairn.train.data.batch import Batch, Document
-from cairn.train.data.chance import Dice, mix
+from cairn.train.data.counter_rng import Dice, mix
 from cairn.train.state import TrainState
 
 FILE = "rollouts.jsonl"

@@ -9,6 +9,7 @@ from contextlib import closing, nullcontext
 import msgspec
 import torch
 
+from cairn.align.chat_server import ChatServer
 from cairn.align.config import Align
 from cairn.align.consistent import check_covered
 from cairn.align.objective import PolicyObjective
@@ -16,7 +17,6 @@ from cairn.align.policy import Policy
 from cairn.align.remote import RemotePolicy
 from cairn.align.report import render, write_page
 from cairn.align.rollout_batches import RolloutBatches, read_rounds
-from cairn.align.talk import Talk
 from cairn.align.tasks import make_problem
 from cairn.core.errors import ConfigError
 from cairn.models.checkpoint import (
@@ -42,8 +42,8 @@ from cairn.train.precision import dtype_of
 from cairn.train.prepare import Prepared, assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.reference import ReferredBatches
-from cairn.train.refuse import TOKENIZER, check_folder
 from cairn.train.run import Finished, carry_out
+from cairn.train.run_checks import TOKENIZER, check_folder
 from cairn.train.run_lock import check_free, exclusive_run
 
 TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
@@ -119,12 +119,12 @@ def _align(
     return Aligned(finished=finished, first=first, last=last, page=str(page))
 
 
-def _talk(config: Align, policy: Policy, log_line: Callable[[str], None]) -> Talk:
+def _talk(config: Align, policy: Policy, log_line: Callable[[str], None]) -> ChatServer:
     def page() -> str:
         rounds = read_rounds(config.folder)
         return render(config, rounds, rounds[-1].held_out if rounds else None)
 
-    talk = Talk(policy, config.folder.name, config.data.sequence, page, config.talk)
+    talk = ChatServer(policy, config.folder.name, config.data.sequence, page, config.talk)
     log_line(f"talk to it while it learns: {talk.address}/v1 (model {config.folder.name})")
     return talk
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cairn.align.config import Task
 from cairn.train.data import arithmetic
-from cairn.train.data.chance import Dice
+from cairn.train.data.counter_rng import Dice
 
 HELD_OUT = 8  # one of so many prompts is never trained on, whatever its number
 LONGEST = 200  # characters of an expression that is worked out

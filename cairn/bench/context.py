@@ -15,12 +15,12 @@ import msgspec
 
 from cairn.bench import record
 from cairn.bench.engine_run import submit
-from cairn.bench.prompted import Prompted
 from cairn.bench.record import Origin, merged
 from cairn.bench.throughput import Bench
 from cairn.bench.workload import LARGEST_TOKEN
-from cairn.core.collector import quiet_collector
+from cairn.bench.workload_request import Prompted
 from cairn.core.errors import UsageError
+from cairn.core.garbage_collection import quiet_collector
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.step_cost import SequenceWork, step_cost
 

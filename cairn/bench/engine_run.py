@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.bench.prompted import Prompted
-from cairn.core.collector import quiet_collector
+from cairn.bench.workload_request import Prompted
+from cairn.core.garbage_collection import quiet_collector
 from cairn.serve.engine.speculate.acceptance import Counts
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from cairn.bench.load_prompts import chat_shapes
-from cairn.bench.prompted import Draw, Prompted, with_history
+from cairn.bench.workload_request import Draw, Prompted, with_history
 
 LONGEST_ANSWER = 2048
 CONVERSATIONS = 400

@@ -4,7 +4,7 @@
 
     serving.svg    output tokens/s of five workloads: ours, vLLM's, and the limit of the card
     training.svg   tokens/s of a training step: ours, torchtitan's
-    floors.svg     the floors of the stack
+    layers.svg     the layers of the stack
 
 A test holds the files against the records. They stand alone and follow the reader's light or dark setting.
 """
@@ -29,10 +29,12 @@ WORKLOADS = {
     "decode": "256 long answers",
     "shared": "256 with one prefix",
 }
-FLOORS = (
+LAYERS = (
     ("cli", "verbs: cairn serve, train, plan, lab ..."),
     ("web · labs", "the server's page · experiments with a verdict, the roadmap"),
-    ("plan · bench · eval", "predictions · measurements · how good a model is"),
+    ("verify", "does a deployment compute the model that it names"),
+    ("fleet", "many servers behind one router"),
+    ("plan · bench · eval · compress · align", "predict · measure · score · quantise · post-train"),
     ("train · serve · cluster", "steps and their loop · requests on one model · jobs and failures"),
     ("models", "one decoder family, checkpoints, tokenizer"),
     ("comm", "collectives as data, transfer between layouts"),
@@ -83,7 +85,7 @@ def figures(folder: Path) -> dict[str, str]:
     return {
         "serving.svg": drawn([_serving(throughput, shape) for shape in ("qwen3-0.6b", "qwen3-8b")]),
         "training.svg": drawn([_training(training)]),
-        "floors.svg": floors(),
+        "layers.svg": layers(),
     }
 
 
@@ -161,20 +163,20 @@ def _legend(panel: Panel, y: int) -> list[str]:
     return parts
 
 
-def floors() -> str:
-    """Stones on stones: the lowest is the widest."""
+def layers() -> str:
+    """The lowest is the widest, as in a cairn."""
     height, parts = 34, []
-    for at, (name, about) in enumerate(FLOORS):
+    for at, (name, about) in enumerate(LAYERS):
         width = 250 + at * 22
         y = 12 + at * (height + 4)
-        x = 16 + (250 + (len(FLOORS) - 1) * 22 - width) / 2
+        x = 16 + (250 + (len(LAYERS) - 1) * 22 - width) / 2
         parts.append(_rect(x, y, width, height, "stone", round_=12))
         middle = x + width / 2
         parts.append(f'<text x="{middle:.0f}" y="{y + 22}" class="name">{html.escape(name)}</text>')
-        parts.append(_text(16 + 250 + (len(FLOORS) - 1) * 22 + 16, y + 22, about, "soft"))
-    total = 12 + len(FLOORS) * (height + 4) + 26
-    parts.append(_text(16, total - 10, "Each floor imports only those below it.", "soft"))
-    return _svg(total, parts, "The floors of Cairn", width=880)
+        parts.append(_text(16 + 250 + (len(LAYERS) - 1) * 22 + 16, y + 22, about, "soft"))
+    total = 12 + len(LAYERS) * (height + 4) + 26
+    parts.append(_text(16, total - 10, "Each layer imports only those below it.", "soft"))
+    return _svg(total, parts, "The layers of Cairn", width=940)
 
 
 def _svg(height: int, parts: Sequence[str], title: str, width: int = WIDTH) -> str:

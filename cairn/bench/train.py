@@ -20,8 +20,8 @@ import msgspec
 from cairn.bench import record
 from cairn.bench.limit import device_name, measure_ceiling
 from cairn.bench.record import Origin, merged
-from cairn.core.collector import quiet_collector
 from cairn.core.errors import ConfigError
+from cairn.core.garbage_collection import quiet_collector
 
 if TYPE_CHECKING:
     from cairn.train.config import Train

@@ -24,15 +24,15 @@ import numpy as np
 
 from cairn.bench.record import Origin
 from cairn.bench.transfer_peer import REQUEST
-from cairn.comm.transfer.choose import make_transport, unusable
+from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.choose_transport import make_transport, unusable
 from cairn.comm.transfer.copies import copy_runs
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
+from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.kv import REGION, Contents, KVLayout, plan_kv
-from cairn.comm.transfer.notes import Offer
-from cairn.comm.transfer.runs import Runs
-from cairn.comm.transfer.take import Take
+from cairn.comm.transfer.page_receiver import PageReceiver
 from cairn.comm.transfer.transport import Done, Failed, Joined, Lost
 from cairn.hw.evidence import NIXL_PACKAGES, PEER_MEMORY
 from cairn.hw.probe import probe
@@ -240,22 +240,22 @@ def _exposed(kind: str, layout: KVLayout, streamed: str, layer_s: float) -> floa
     """Seconds from the end of the other side's prefill to the last byte here."""
     words = msgspec.json.encode(layout).decode()
     with peer("give", kind, words, streamed, str(layer_s)) as process:
-        end = make_transport(kind, "bench-taker")
+        end = make_transport(kind, "bench-receiver")
         try:
             end.allocate(REGION, layout.region_bytes(0))[:] = 0
-            take = Take(end, Side("bench-taker", 0, layout))
-            take.listen()
+            receiver = PageReceiver(end, Side("bench-receiver", 0, layout))
+            receiver.listen()
             offer = msgspec.json.decode(line(process), type=Offer)
-            take.take(offer, offer.table, time.monotonic())
+            receiver.receive(offer, offer.table, time.monotonic())
             send_line(process, "go")
             outcome, deadline = [], time.monotonic() + PATIENCE_S
             while not outcome and time.monotonic() < deadline:
-                outcome = take.step(time.monotonic(), wait_s=0.001)
+                outcome = receiver.step(time.monotonic(), wait_s=0.001)
             arrived = time.monotonic()
             if not outcome or outcome[0] != (REQUEST,):
                 raise TransferError(f"the hand-over over {kind} failed: {outcome}")
             for _ in range(100):
-                take.step(time.monotonic(), wait_s=0.001)  # the release goes out
+                receiver.step(time.monotonic(), wait_s=0.001)  # the release goes out
             return max(0.0, arrived - float(line(process)))
         finally:
             end.close()

@@ -14,10 +14,10 @@ import time
 import msgspec
 import numpy as np
 
-from cairn.comm.transfer.choose import make_transport
-from cairn.comm.transfer.give import Give, offer_of
+from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.kv import REGION, KVLayout
+from cairn.comm.transfer.page_sender import PageSender, offer_of
 
 REQUEST = "bench"
 
@@ -36,9 +36,9 @@ def serve(kind: str, nbytes: str) -> None:
 def give(kind: str, layout: str, streamed: str, seconds: str) -> None:
     """Compute stands for a GPU's: this process only waits, and the wire is free meanwhile."""
     shape = msgspec.json.decode(layout, type=KVLayout)
-    end = make_transport(kind, "bench-giver")
+    end = make_transport(kind, "bench-sender")
     end.allocate(REGION, shape.region_bytes(0))[:] = 7
-    side = Give(end, Side("bench", 0, shape))
+    side = PageSender(end, Side("bench", 0, shape))
     table = list(range(shape.pages))
     address = side.listen()
     side.grant(REQUEST, table, time.monotonic(), ready=False)

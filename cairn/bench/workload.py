@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cairn.bench.everyday import EVERYDAY
-from cairn.bench.prompted import Draw, Prompted, with_history
+from cairn.bench.workload_request import Draw, Prompted, with_history
 from cairn.core.errors import UsageError, did_you_mean
 
 LARGEST_TOKEN = 10_000  # every model of interest has that many

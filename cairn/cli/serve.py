@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
-from cairn.core.collector import held_collector
 from cairn.core.config import load
+from cairn.core.garbage_collection import held_collector
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, check_name, default_model
 from cairn.serve.http.server.settings import ServerConfig

@@ -1,8 +1,8 @@
 """What the nodes of a job are started with, where a supervisor starts them: argv and environment. Pure.
 
-    Run (this job, this attempt, where to meet)  +  Seat (which node)   -->   argv_of, env_of
+    Run (this job, this attempt, where to meet)  +  ReservedNode (which node)   -->   argv_of, env_of
 
-How torch elastic gets all that is in `elastic`; which engine starts it, in `seats`.
+How torch elastic gets all that is in `elastic`; which engine starts it, in `node_reservation`.
 """
 
 from pathlib import Path
@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
+from cairn.cluster.node_reservation import ReservedNode
 from cairn.cluster.records import Record
-from cairn.cluster.seats import Seat
 from cairn.cluster.spec import Job
 
 
@@ -28,23 +28,23 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failures: Path  # where nodes that share this disk write
 
 
-def argv_of(run: Run, seat: Seat) -> list[str]:
-    if not seat.group.elastic:
-        return rank_argv(seat.group.argv)
+def argv_of(run: Run, reserved: ReservedNode) -> list[str]:
+    if not reserved.group.elastic:
+        return rank_argv(reserved.group.argv)
     rendezvous = Rendezvous(
         endpoint=f"{run.address}:{run.port}",
-        run=f"{run.job.name}-{seat.group.role}-{run.attempt}",
+        run=f"{run.job.name}-{reserved.group.role}-{run.attempt}",
         hosted="0" if run.store else "1",
     )
-    return agent_argv(run.job, seat.group, rendezvous, run.address if run.loopback else None)
+    return agent_argv(run.job, reserved.group, rendezvous, run.address if run.loopback else None)
 
 
-def env_of(run: Run, seat: Seat, now: float) -> dict[str, str]:
+def env_of(run: Run, reserved: ReservedNode, now: float) -> dict[str, str]:
     """`now`: seconds since 1970, for the ledger of the job's time."""
-    group, restart = seat.group, run.job.restart
+    group, restart = reserved.group, run.job.restart
     folder = str(run.record.folder / "checkpoints")
     env = agent_env(run.job, group, folder=folder, loopback=run.loopback)
-    env |= {"CAIRN_NODE": seat.name, "CAIRN_ATTEMPT": str(run.attempt)}
+    env |= {"CAIRN_NODE": reserved.name, "CAIRN_ATTEMPT": str(run.attempt)}
     env["CAIRN_JOB_FAILURES"] = str(run.failures)
     env["CAIRN_JOB_STARTED"] = f"{now:.3f}"
     env["CAIRN_JOB_SUBMITTED"] = f"{run.record.created:.3f}"

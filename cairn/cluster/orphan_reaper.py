@@ -5,7 +5,7 @@
 
 A process that is killed cannot tidy up. The kernel ends agent, rank and program with it (`core.die_with_parent`), but
 not a daemon of the program's. So this process has no parent among them: a killer that walks from parent to child does
-not reach it. What counts as left behind is said by `leftovers`.
+not reach it. What counts as left behind is said by `leftover_processes`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-from cairn.cluster.leftovers import end_leftovers
+from cairn.cluster.leftover_processes import end_leftovers
 
 
 class OrphanReaper:

@@ -12,7 +12,7 @@ import msgspec
 
 from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.spec import Job, Role, Topology
-from cairn.cluster.unused import unused
+from cairn.cluster.unsupported_settings import unused
 from cairn.core.errors import CairnError, did_you_mean
 from cairn.core.units import format_bytes, parse_bytes
 

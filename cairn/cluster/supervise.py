@@ -7,8 +7,8 @@
                                                          store lost     all ranks again, with a fresh one
 
 Restarts of single ranks are torch elastic's work. When this process is killed, its nodes end with it, and what it held
-on an engine is given back. Where nodes come from is decided by `seats`, what they are started with by `node_start`;
-knows nothing about torch.
+on an engine is given back. Where nodes come from is decided by `node_reservation`, what they are started with by
+`node_start`; knows nothing about torch.
 """
 
 import signal
@@ -23,10 +23,10 @@ import msgspec
 from cairn.cluster import records
 from cairn.cluster.elastic import store_argv
 from cairn.cluster.failure_reports import FailureReports
+from cairn.cluster.node_reservation import LOST, NodeReservation, Place, ReservedNode
 from cairn.cluster.node_start import Run, argv_of, env_of
 from cairn.cluster.records import Record, State, Status
 from cairn.cluster.resolve import Group, Plan
-from cairn.cluster.seats import LOST, Place, Seat, Seats
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.rank_failure import RankFailure, failures_in, first_of, report, summary
 from cairn.core.units import parse_duration
@@ -47,15 +47,15 @@ class Ended(Exception):
 class Supervisor:
     """One job, from its reservation to its last process."""
 
-    def __init__(self, record: Record, plan: Plan, seats: Seats) -> None:
-        self.record, self.plan, self.job, self.seats = record, plan, plan.job, seats
+    def __init__(self, record: Record, plan: Plan, reservation: NodeReservation) -> None:
+        self.record, self.plan, self.job, self.reservation = record, plan, plan.job, reservation
         self.places = [
-            Place(seat=Seat(group, 0, f"{group.role}-{i}"))
+            Place(reserved=ReservedNode(group, 0, f"{group.role}-{i}"))
             for group in plan.groups
             for i in range(group.most)
         ]
         for number, place in enumerate(self.places):
-            place.seat = Seat(place.seat.group, number, place.seat.name)
+            place.reserved = ReservedNode(place.reserved.group, number, place.reserved.name)
         self.failures = record.folder / "failures"  # where nodes that share this disk write
         self.failures.mkdir(exist_ok=True)
         self.reports = FailureReports(self.failures)
@@ -73,7 +73,7 @@ class Supervisor:
             end = self._until_the_end()
         finally:
             self._end_all()
-            self.seats.release()
+            self.reservation.release()
         failure = self._first_failure() if end.state == "failed" else None
         if failure is None:
             self._set_status(end.state, end.reason)
@@ -99,7 +99,7 @@ class Supervisor:
     def _reserve(self) -> None:
         for name in self.job.after:
             self._wait_for(name)
-        while (reason := self.seats.reserve(self.plan)) is not None:
+        while (reason := self.reservation.reserve(self.plan)) is not None:
             self._set_status("queued", reason)
             self._check_limits()
             time.sleep(POLL_S)
@@ -122,10 +122,10 @@ class Supervisor:
         """A fresh store and all nodes: nothing of an earlier attempt can be met again."""
         self._set_status("starting", f"{len(self.places)} nodes")
         self.began = self.began or time.monotonic()
-        self.port = _free_port(self.seats.address)
+        self.port = _free_port(self.reservation.address)
         if any(group.elastic and group.most > 1 for group in self.plan.groups):
             self.store = subprocess.Popen(
-                store_argv(self.seats.address, self.port),
+                store_argv(self.reservation.address, self.port),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -140,15 +140,15 @@ class Supervisor:
             job=self.job,
             record=self.record,
             attempt=self.attempt,
-            address=self.seats.address,
+            address=self.reservation.address,
             port=self.port,
             store=self.store is not None,
-            loopback=self.seats.loopback,
+            loopback=self.reservation.loopback,
             failures=self.failures,
         )
-        seat, log = place.seat, self.record.logs / f"{place.seat.name}.log"
-        place.handle = self.seats.start(
-            seat, argv_of(run, seat), env_of(run, seat, time.time()), log
+        reserved, log = place.reserved, self.record.logs / f"{place.reserved.name}.log"
+        place.handle = self.reservation.start(
+            reserved, argv_of(run, reserved), env_of(run, reserved, time.time()), log
         )
         place.again_at = None
 
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _is_done(self, group: Group) -> bool:
         """An agent leaves with 0 only when every rank of its round has, so one is enough for all."""
-        places = [place for place in self.places if place.seat.group is group]
+        places = [place for place in self.places if place.reserved.group is group]
         if group.elastic:
             return any(place.done for place in places) and all(
                 place.done or place.lost for place in places
@@ -221,22 +221,22 @@ class Supervisor:
         elif status < 0:
             self._lost(place, status)
         elif self.restarts >= self.job.restart.max or self.job.restart.policy == "fail":
-            raise Ended("failed", f"node {place.seat.name} gave up{self._after()}")
+            raise Ended("failed", f"node {place.reserved.name} gave up{self._after()}")
         elif self.job.restart.policy == "requeue":
-            self._all_again(f"node {place.seat.name} gave up")
-        elif place.seat.group.elastic:  # its agent has tried as often as it may
-            raise Ended("failed", f"node {place.seat.name} gave up{self._after()}")
+            self._all_again(f"node {place.reserved.name} gave up")
+        elif place.reserved.group.elastic:  # its agent has tried as often as it may
+            raise Ended("failed", f"node {place.reserved.name} gave up{self._after()}")
         else:
             self.restarts += 1
             place.again_at = time.monotonic()
             self._set_status(
-                "restarting", f"the program of {place.seat.name} failed, and starts again"
+                "restarting", f"the program of {place.reserved.name} failed, and starts again"
             )
 
     def _lost(self, place: Place, status: int) -> None:
         how = "" if status == LOST else f" (signal {-status})"
-        reason = f"node {place.seat.name} was lost{how}"
-        policy, elastic = self.job.restart.policy, place.seat.group.elastic
+        reason = f"node {place.reserved.name} was lost{how}"
+        policy, elastic = self.job.restart.policy, place.reserved.group.elastic
         if policy == "fail" or self.restarts >= self.job.restart.max:
             raise Ended("failed", f"{reason}{self._after()}")
         place.lost += 1
@@ -246,8 +246,8 @@ class Supervisor:
             self._set_status("restarting", f"{reason}; a new one takes its place")
         elif policy == "requeue":
             self._all_again(reason)
-        elif self._left(place.seat.group) < place.seat.group.least:
-            raise Ended("failed", f"{reason}; fewer than {place.seat.group.least} are left")
+        elif self._left(place.reserved.group) < place.reserved.group.least:
+            raise Ended("failed", f"{reason}; fewer than {place.reserved.group.least} are left")
         else:
             self.restarts += 1
             if self.job.elastic.regrow:
@@ -267,7 +267,7 @@ class Supervisor:
         self._start_all()
 
     def _left(self, group: Group) -> int:
-        return sum(p.handle is not None for p in self.places if p.seat.group is group)
+        return sum(p.handle is not None for p in self.places if p.reserved.group is group)
 
     def _count(self) -> str:
         running = sum(place.handle is not None for place in self.places)
@@ -330,13 +330,13 @@ def _free_port(address: str) -> int:
 
 
 def main(folder: Path) -> int:
-    from cairn.cluster.backends.catalogue import seats_of
+    from cairn.cluster.backends.catalogue import reservation_of
 
     plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=Plan)
     record = records.runs(folder.parent.name)
     mine = next(candidate for candidate in record if candidate.folder.name == folder.name)
     try:
-        supervisor = Supervisor(mine, plan, seats_of(mine))
+        supervisor = Supervisor(mine, plan, reservation_of(mine))
 
         def stopped(number: int, frame: object) -> None:
             supervisor.stopping = True

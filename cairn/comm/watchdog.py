@@ -223,7 +223,7 @@ def _dump(collectives: bool) -> dict[str, Any]:
     """Of gloo, of NCCL where it is there, and of our backend: each has a recorder of its own."""
     from torch._C import _distributed_c10d as c10d
 
-    from cairn.comm.backend import flight
+    from cairn.comm.backend import flight_recorder
 
     whole: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
@@ -234,7 +234,7 @@ def _dump(collectives: bool) -> dict[str, Any]:
         whole["entries"] += status.get("entries") or []
         whole["pg_config"] |= status.get("pg_config") or {}
         whole["pg_status"][name] = status.get("pg_status")
-    ours = flight.dump(collectives)
+    ours = flight_recorder.dump(collectives)
     whole["entries"] += ours["entries"]
     whole["pg_config"] |= ours["pg_config"]
     whole["pg_status"]["cairn"] = ours["pg_status"]

@@ -7,8 +7,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from cairn.compress.layer_by_layer import Site, walk
 from cairn.compress.prune_masks import magnitude, sparsegpt, wanda
-from cairn.compress.walk import Site, walk
 from cairn.core.errors import ConfigError
 from cairn.models.transformer import Transformer
 

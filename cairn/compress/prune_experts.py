@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from cairn.compress.walk import final_hidden
+from cairn.compress.layer_by_layer import final_hidden
 from cairn.core.errors import ConfigError
 from cairn.models.experts import ExpertLayer
 from cairn.models.spec import Experts

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from cairn.compress.calibration import SHIPPED, Text
-from cairn.compress.open_whole import Whole, check_out, open_whole
+from cairn.compress.layer_by_layer import matrix_widths
+from cairn.compress.open_model import Whole, check_out, open_whole
 from cairn.compress.prune import Method, PrunedMatrix, Sparsity, prune_model, read_pattern
 from cairn.compress.prune_experts import check_keep, fits_groups, keep_best, saliencies
 from cairn.compress.quality import Quality, Reference
 from cairn.compress.quantize_run import calibration_text, check_room
-from cairn.compress.walk import matrix_widths
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_duration
 from cairn.models.export import export

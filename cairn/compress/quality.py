@@ -6,7 +6,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from cairn.compress.walk import final_hidden
+from cairn.compress.layer_by_layer import final_hidden
 from cairn.models.transformer import Transformer
 
 CHUNK = 512  # tokens whose scores of all words exist at a time

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from cairn.compress.awq import best_scale
 from cairn.compress.gptq import GraphedColumns, RoundColumns, gptq
+from cairn.compress.layer_by_layer import LayerSites, Site, walk
 from cairn.compress.scaling import apply_scales, folds_of
 from cairn.compress.sensitivity import MatrixCost, matrix_costs, with_kept
 from cairn.compress.smoothquant import STRENGTHS, helpful_scale
 from cairn.compress.statistics import bounded_rows
-from cairn.compress.walk import LayerSites, Site, walk
 from cairn.core.errors import ConfigError
 from cairn.models.linear.form import Epilogue, finished
 from cairn.models.quantized.matrices import Matrix

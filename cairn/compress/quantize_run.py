@@ -14,11 +14,11 @@ import msgspec
 import torch
 
 from cairn.compress.calibration import SHIPPED, Text, read_text
-from cairn.compress.open_whole import Whole, check_out, open_whole
+from cairn.compress.layer_by_layer import matrix_slots, matrix_widths
+from cairn.compress.open_model import Whole, check_out, open_whole
 from cairn.compress.quality import Quality, Reference
 from cairn.compress.quantize import Method, Rounded, Settings, check_pair, quantize_model
 from cairn.compress.quantize_report import QuantizeResult, kept_words, write_page
-from cairn.compress.walk import matrix_slots, matrix_widths
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.models.gguf.write import check_source, write_gguf

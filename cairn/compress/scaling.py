@@ -11,8 +11,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from cairn.compress.layer_by_layer import LayerSites, Site
 from cairn.compress.statistics import InputStatistics
-from cairn.compress.walk import LayerSites, Site
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import FeedForward, Norm
 

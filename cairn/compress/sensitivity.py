@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from cairn.compress.walk import embedded, run_one
+from cairn.compress.layer_by_layer import embedded, run_one
 from cairn.models.linear.form import AnyRows, Epilogue, finished
 from cairn.models.quantized.matrices import Matrix
 from cairn.models.quantized.rounding import Grid, rounded_activations

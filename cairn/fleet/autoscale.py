@@ -14,9 +14,9 @@ from collections.abc import Callable
 from cairn.core.errors import CairnError
 from cairn.fleet.config import ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.placing import wait_s, waiting_for
+from cairn.fleet.placement import wait_s, waiting_for
 from cairn.fleet.router import Router
-from cairn.fleet.scale import Rules, ScaledModel, decide
+from cairn.fleet.scaling_policy import Rules, ScaledModel, decide
 from cairn.fleet.server_process import Gpus, ServerProcess
 
 TICK_S = 1.0

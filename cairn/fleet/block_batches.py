@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.fleet.block_book import BlockBook, BlockHash
+from cairn.fleet.block_keys import BlockHash, BlockKeys
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class BatchFollower:
     """What one server has told, as far as it is certain."""
 
     def __init__(self) -> None:
-        self.book = BlockBook()
+        self.book = BlockKeys()
         self.due = 0  # the number that comes next
         self._made_s = float("-inf")  # when the last batch was made
 

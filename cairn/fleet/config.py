@@ -26,8 +26,8 @@ from cairn.core.errors import ConfigError, did_you_mean
 from cairn.core.schema import describe
 from cairn.core.units import parse_bytes
 from cairn.fleet.aliases import Alias, Aliases
-from cairn.fleet.choose import POLICIES
 from cairn.fleet.quota import Count, KeyLimits, Limits
+from cairn.fleet.routing_policy import POLICIES
 
 MOST_PORT = 65535
 FIELDS = "docs/fleet.md has every field"
@@ -41,7 +41,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hold_s: Annotated[float, Meta(ge=0)] = 30.0  # a request waits so long while no server is up
     stall_s: Annotated[float, Meta(gt=0)] = 3.0  # a server that is silent for so long is given up
     # Without a token of any stream, until its requests go elsewhere; 0: never.
-    wedge_s: Annotated[float, Meta(ge=0)] = 15.0
+    stuck_s: Annotated[float, Meta(ge=0)] = 15.0
     attempts: Annotated[int, Meta(ge=1, le=100)] = 8  # servers that one request is sent to at most
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
     # Without an answer, until a second server is asked; 0: never.

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.fleet.choose import Ask
 from cairn.fleet.downstream import END_OF_HEAD, Downstream, error_body
-from cairn.fleet.placing import place, place_next
+from cairn.fleet.placement import place, place_next
 from cairn.fleet.quota import ANYBODY
 from cairn.fleet.refusals import broken_stream
+from cairn.fleet.routing_policy import Ask
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker

@@ -25,13 +25,13 @@ async def follow(router: "Router", pulse: PulseClient) -> None:
             router.place_waiting()
 
 
-def leave_wedged(router: "Router", now_s: float) -> None:
+def leave_stuck(router: "Router", now_s: float) -> None:
     """Requests of a server that gives no tokens go elsewhere, where another one could answer them."""
     streaming = {one.worker for one in router.open if one.expects_tokens}
-    limit_s = router.config.wedge_s
+    limit_s = router.config.stuck_s
     reason = f"it has given no token for {limit_s:g} s or more"
     for worker in router.workers:
-        rest_s = router.wedges.rest_s(worker, worker in streaming, limit_s, now_s)
+        rest_s = router.stuck_servers.rest_s(worker, worker in streaming, limit_s, now_s)
         if rest_s is None:
             continue
         for exchange in [one for one in router.open if one.worker is worker and one.computes]:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from cairn.fleet.choose import sent_at_once
+from cairn.fleet.routing_policy import sent_at_once
 from cairn.fleet.upstream import Upstream
 from cairn.fleet.worker import Worker
 

@@ -21,9 +21,9 @@ from cairn.fleet.keda_messages import (
     write_metric,
 )
 from cairn.fleet.listen import listen_grpc
-from cairn.fleet.placing import wait_s, waiting_for
+from cairn.fleet.placement import wait_s, waiting_for
 from cairn.fleet.router import Router
-from cairn.fleet.scale import Rules, ScaledModel, Seen, decide
+from cairn.fleet.scaling_policy import Rules, ScaledModel, Seen, decide
 
 METRIC = "cairn-servers"
 SERVICE = "externalscaler.ExternalScaler"

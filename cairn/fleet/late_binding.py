@@ -8,8 +8,8 @@ with a queue has prompts in every step, which slows all its answers. Here the ch
 without a server standing still, and again for all that wait. Short prompts go before long ones that have not
 waited for long, and none starves: the order is between that of arrival and that of the highest response ratio. Those
 who go before a request count as if they were at the servers that they would go to. A long prompt also waits for short
-answers to end beside which it would be computed (`answers`). Only of streams a router sees when their prompts are
-computed, so only these wait. Pure: the clock is handed in.
+answers to end beside which it would be computed (`decode_interference`). Only of streams a router sees when their
+prompts are computed, so only these wait. Pure: the clock is handed in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from cairn.fleet.answers import Answers
-from cairn.fleet.choose import Ask, Candidate, Policy, best, wait_for_answers_s
+from cairn.fleet.decode_interference import Answers
 from cairn.fleet.index import KeyIndex
+from cairn.fleet.routing_policy import Ask, Candidate, Policy, best, wait_for_answers_s
 from cairn.fleet.worker import Worker, candidates
 from cairn.serve.text_keys import PromptKeys
 

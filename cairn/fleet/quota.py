@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from cairn.serve.given_key import given_key
+from cairn.serve.request_key import given_key
 
 DAY_S = 86_400
 ANYBODY = "anybody"  # sends no key

@@ -21,24 +21,24 @@ from typing import Any
 import msgspec
 
 from cairn.fleet.aliases import Aliases, with_model
-from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best
 from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.downstream import Downstream, error_body
 from cairn.fleet.exchange import Exchange
-from cairn.fleet.failing_servers import leave_wedged
+from cairn.fleet.failing_servers import leave_stuck
+from cairn.fleet.fair_queue import WaitingQueue
 from cairn.fleet.hedge import Hedging
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside
 from cairn.fleet.listen import cannot_listen, drop_who_does_not_read
 from cairn.fleet.membership import Membership
-from cairn.fleet.placing import place, place_next, place_waiting
+from cairn.fleet.placement import place, place_next, place_waiting
 from cairn.fleet.quota import Limits, Quotas
 from cairn.fleet.quota_file import KeptQuotas
-from cairn.fleet.scale import ScaledModel
+from cairn.fleet.routing_policy import OUTPUT_TOKENS, POLICIES, Arrivals, Ask, best
+from cairn.fleet.scaling_policy import ScaledModel
+from cairn.fleet.stuck_servers import StuckServers
 from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.views import Choice, Views
-from cairn.fleet.waiting import WaitingQueue
-from cairn.fleet.wedge import WedgeWatch
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker, candidates, eligible
 from cairn.fleet.write_queue import WriteQueue
@@ -64,7 +64,7 @@ class Router:
         self.aliases, self.quotas = Aliases(), _quotas(config)
         # Models that the endpoint picker waits for.
         self.picking: dict[asyncio.Event, str | None] = {}
-        self.views, self.wedges, self._hedging = Views(self), WedgeWatch(), Hedging(self)
+        self.views, self.stuck_servers, self._hedging = Views(self), StuckServers(), Hedging(self)
         self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
         self.default_model: str | None = None  # of requests that name none
@@ -155,8 +155,8 @@ class Router:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            if self.config.wedge_s:
-                leave_wedged(self, time.monotonic())
+            if self.config.stuck_s:
+                leave_stuck(self, time.monotonic())
             self.place_waiting()
 
     # -- a request -------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from cairn.fleet.choose import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
 from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import LATE, answers_beside, bind, runs_dry
+from cairn.fleet.routing_policy import POLICIES, Arrivals, Ask, Candidate, best, wait_for_answers_s
 from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.simulate_replica import PROBE_ROWS, Replica, Speed, StepSeconds, speed_of
 from cairn.fleet.worker import candidates

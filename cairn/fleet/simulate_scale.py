@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.fleet.scale import LoadMeter, Rules, decide
+from cairn.fleet.scaling_policy import LoadMeter, Rules, decide
 from cairn.fleet.simulate import Outcome, Simulated, Slo, outcome_of, span_s
 from cairn.fleet.simulate_prompts import Prompt
 from cairn.fleet.simulate_replica import Replica, StepSeconds, speed_of

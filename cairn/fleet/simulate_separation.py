@@ -25,8 +25,8 @@ from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Step
-from cairn.serve.separation.holding import HoldingBlocks
-from cairn.serve.separation.remote_pays import Pending, RemoteCosts, pays_elsewhere
+from cairn.serve.separation.handover_blocks import HandoverBlocks
+from cairn.serve.separation.remote_prefill_policy import Pending, RemoteCosts, pays_elsewhere
 
 Arrangement = Literal["aggregated", "separated", "conditional"]
 ARRANGEMENTS: tuple[Arrangement, ...] = ("aggregated", "separated", "conditional")
@@ -72,7 +72,7 @@ class Server:
     def __init__(self, machines: Machines) -> None:
         limits = machines.limits
         self.scheduler = Scheduler(limits)
-        self.blocks = HoldingBlocks(limits.pages, limits.page_size, groups=limits.groups)
+        self.blocks = HandoverBlocks(limits.pages, limits.page_size, groups=limits.groups)
         self.scheduler.manage(self.blocks)
         self.costs = RemoteCosts()
         self.asked: dict[int, int] = {}  # prompts that were asked for, and their tokens

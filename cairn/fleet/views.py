@@ -14,9 +14,9 @@ from cairn.fleet.downstream import JSON, error_body
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cairn.fleet.choose import Candidate
     from cairn.fleet.exchange import Exchange
     from cairn.fleet.router import Router
+    from cairn.fleet.routing_policy import Candidate
     from cairn.fleet.worker import Worker
 
 MOST_RECORDS = 256

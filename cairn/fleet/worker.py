@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
-from cairn.fleet.answers import Answers, UnderWay, answers_of
-from cairn.fleet.choose import Candidate
+from cairn.fleet.decode_interference import Answers, UnderWay, answers_of
+from cairn.fleet.routing_policy import Candidate
 from cairn.serve.pulse import Hello, Load
 
 State = Literal["starting", "up", "asleep", "draining", "down"]

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from cairn.core.collector import held_collector
 from cairn.core.errors import HardwareError
+from cairn.core.garbage_collection import held_collector
 
 Call = Callable[..., object]
 Arguments = tuple[Any, ...]

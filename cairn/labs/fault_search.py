@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from cairn.hw.ceilings import Ceilings, load, machine_file
 from cairn.labs.catalogue import find_lab
-from cairn.labs.code_place import ROOT
+from cairn.labs.code_location import ROOT
 from cairn.labs.lab import Lab
 from cairn.labs.planted_fault import Mutant, mutants, planted
 from cairn.labs.workbench import Workbench

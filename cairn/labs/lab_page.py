@@ -9,11 +9,11 @@ network. Draws what `Entry` and `Lab` say; a lab that no longer exists still sho
 
 from collections.abc import Mapping, Sequence
 
-from cairn.labs import two_languages
+from cairn.labs import bilingual_page
+from cairn.labs.bilingual_page import both, language_tag, switch
 from cairn.labs.entry import CheckLine, Entry, PlotLines, TableLines, Where
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, totals, with_unit
 from cairn.labs.lab import AREAS, Lab, Language, Words
-from cairn.labs.two_languages import both, language_tag, switch
 from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report import plot
 from cairn.report.page import Level, Markup, element, heading, join, page, table
@@ -41,7 +41,7 @@ def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language
     return page(
         title.of(language),
         *body,
-        style=plot.STYLE + two_languages.STYLE + STYLE + FILTER,
+        style=plot.STYLE + bilingual_page.STYLE + STYLE + FILTER,
         language=language_tag(language),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from cairn.labs.code_place import ROOT, find_place
+from cairn.labs.code_location import ROOT, find_place
 from cairn.labs.exercises import journal
 from cairn.labs.exercises.exercise import Exercise, all_exercises
 from cairn.labs.interview import Drilled, Round

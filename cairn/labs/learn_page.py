@@ -6,14 +6,14 @@
 For a person without a server; the Learn view of the server's page shows the same. Both languages are in it.
 """
 
-from cairn.labs import two_languages
+from cairn.labs import bilingual_page
+from cairn.labs.bilingual_page import both, language_tag, switch
 from cairn.labs.catalogue import all_labs
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.lab import Language, Words
 from cairn.labs.learner import Learner
 from cairn.labs.lesson import Lesson, lesson_of, reading_of, snippet_of
 from cairn.labs.roadmap import Heading, Topic
-from cairn.labs.two_languages import both, language_tag, switch
 from cairn.labs.wording import STATE_SIGNS, WORDS
 from cairn.report.page import Markup, element, heading, join, page
 
@@ -31,7 +31,7 @@ def map_page(learner: Learner, language: Language) -> str:
         both(done, "p"),
         *(_course(learner, course) for course in learner.roadmap.map.course),
         *(_topics(learner, section) for section in sections),
-        style=two_languages.STYLE + STYLE,
+        style=bilingual_page.STYLE + STYLE,
         language=language_tag(language),
     )
 
@@ -41,7 +41,7 @@ def topic_page(learner: Learner, topic: Topic, language: Language) -> str:
         topic.text(language).title,
         switch(language),
         *_about(learner, topic),
-        style=two_languages.STYLE + STYLE,
+        style=bilingual_page.STYLE + STYLE,
         language=language_tag(language),
     )
 

@@ -26,7 +26,7 @@ from cairn.labs.exercises.check import check
 from cairn.labs.exercises.exercise import Exercise, all_exercises
 from cairn.labs.learn_documents import quiz_answer
 from cairn.labs.live_runs import LiveRuns
-from cairn.labs.near_learner import check_json, check_near, check_own_page
+from cairn.labs.local_access import check_json, check_near, check_own_page
 from cairn.labs.needs import unmet
 from cairn.labs.quiz import find_question
 from cairn.labs.rubric import grade_answer

@@ -16,13 +16,13 @@ from msgspec.structs import asdict
 from cairn.hw.probe import probe
 from cairn.labs import record
 from cairn.labs.catalogue import all_labs
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.entry import Entry, about
 from cairn.labs.exercises.exercise import all_exercises, exercises_of
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
-from cairn.labs.foresight import said_guess
 from cairn.labs.lesson import lesson_of, reading_of, snippet_of
 from cairn.labs.needs import unmet
+from cairn.labs.prediction_accuracy import said_guess
 from cairn.labs.progress import (
     Answers,
     Standing,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.labs.code_place import ROOT, Place, find_place
+from cairn.labs.code_location import ROOT, Place, find_place
 from cairn.labs.lab import Words
 from cairn.labs.rubric import Point
 

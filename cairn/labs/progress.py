@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from cairn.labs import kept_lines
+from cairn.labs import append_only_file
 from cairn.labs.roadmap import Roadmap, Topic
 
 State = Literal["done", "begun", "ready", "later"]
@@ -41,19 +41,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers:
-    """The file of answers; how lines are added and read is `kept_lines`."""
+    """The file of answers; how lines are added and read is `append_only_file`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def add(self, topic: str, right: bool, placed: bool = False) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        kept_lines.append(self.path, Answer(topic, at, right, placed), NAME)
+        append_only_file.append(self.path, Answer(topic, at, right, placed), NAME)
 
-    def read(self) -> kept_lines.Lines[Answer]:
+    def read(self) -> append_only_file.Lines[Answer]:
         """All of them, oldest first, and what is wrong with lines that cannot be read."""
         decode = msgspec.json.Decoder(Answer).decode
-        return kept_lines.read(self.path, decode, NAME)
+        return append_only_file.read(self.path, decode, NAME)
 
     def right(self) -> set[str]:
         """Topics whose latest answer was right."""

@@ -2,8 +2,8 @@
 
     $CAIRN_DATA/labs.jsonl, else $XDG_DATA_HOME/cairn, else ~/.local/share/cairn
 
-It is no cache: what was learned and measured is kept. How lines are added and read is `kept_lines`. Does not know what
-a lab is.
+It is no cache: what was learned and measured is kept. How lines are added and read is `append_only_file`. Does not
+know what a lab is.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.core.errors import DataError
-from cairn.labs import kept_lines
+from cairn.labs import append_only_file
 from cairn.labs.entry import SCHEMA, Entry
 
 FILE = "labs.jsonl"
@@ -50,12 +50,12 @@ def record_file() -> Path:
 
 
 def append(entry: Entry, path: Path | None = None) -> None:
-    kept_lines.append(record_file() if path is None else path, entry, NAME)
+    append_only_file.append(record_file() if path is None else path, entry, NAME)
 
 
 def read(path: Path | None = None) -> Record:
     """Everything that can be read; a missing file is an empty record."""
-    return Record(*kept_lines.read(record_file() if path is None else path, _entry, NAME))
+    return Record(*append_only_file.read(record_file() if path is None else path, _entry, NAME))
 
 
 def latest(entries: list[Entry]) -> dict[str, Entry]:

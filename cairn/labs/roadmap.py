@@ -16,7 +16,7 @@ import msgspec
 
 from cairn.core.errors import UsageError, did_you_mean
 from cairn.labs.catalogue import all_labs
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.lab import Language
 
 HERE = Path(__file__).parent

@@ -34,9 +34,9 @@ from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
 from cairn.models.vision.families import has_vision, split_config
 from cairn.models.vision.load import PartOfCheckpoint, load_tower
-from cairn.models.vision.read_rules import read_rules, read_video_rules
-from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.preprocessor_config import read_rules, read_video_rules
 from cairn.models.vision.spec import VisionSpec
+from cairn.models.vision.tiling_rules import ImageRules
 from cairn.models.vision.tower import Tower
 from cairn.models.weights import Progress, load_model
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
-from cairn.models.described_families import DESCRIBED
 from cairn.models.expert_families import EXPERT_FAMILIES
 from cairn.models.family_fields import (
     activation_of,
@@ -28,6 +27,7 @@ from cairn.models.family_fields import (
     window_if_used,
     window_of,
 )
+from cairn.models.llama_like_families import DESCRIBED
 from cairn.models.recurrent_families import RECURRENT
 from cairn.models.sparse_families import SPARSE
 from cairn.models.spec import Experts, ModelSpec, Rope

@@ -191,11 +191,13 @@ def _minimax_m2(spec: ModelSpec) -> Config:
 def _ernie4_5_moe(spec: ModelSpec) -> Config:
     experts = experts_of(spec)
     sparse = [i for i in range(spec.layers) if i not in experts.dense_layers] or [spec.layers]
+    gap = sparse[1] - sparse[0] if len(sparse) > 1 else 1
     return {
         "moe_num_experts": experts.count,
         "moe_k": experts.per_token,
         "moe_intermediate_size": experts.intermediate,
         "moe_num_shared_experts": experts.shared_intermediate // experts.intermediate,
+        "moe_layer_interval": gap,
         "moe_layer_start_index": sparse[0],
         "moe_layer_end_index": sparse[-1],
     }

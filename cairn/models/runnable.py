@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cairn.core.collector import held_collector
+from cairn.core.garbage_collection import held_collector
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.cpu_types import multiplies
 from cairn.models.build import Build
@@ -19,16 +19,16 @@ from cairn.models.checkpoint import Checkpoint, check_device, default_device, op
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.presets import preset
-from cairn.models.room import check_fits
+from cairn.models.rope_scaling import stretched
 from cairn.models.sampling_defaults import Defaults, sampling_defaults
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
-from cairn.models.stretch import stretched
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
 from cairn.models.vision.spec import VisionSpec
 from cairn.models.vision.tower import Tower
 from cairn.models.weights import random_model
+from cairn.models.weights_fit import check_fits
 from cairn.report.progress import byte_progress
 
 RANDOM = "random:"

@@ -19,9 +19,9 @@ import cairn
 from cairn.core.errors import DataError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.guide import Guide
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
+from cairn.serve.structured_output import Guide
 
 FORMAT = 1
 SEED_BITS = 63

@@ -11,7 +11,7 @@ import re
 from typing import NoReturn
 
 from cairn.core.errors import RequestError, did_you_mean
-from cairn.serve.guide import literal
+from cairn.serve.structured_output import literal
 
 DEEPEST = 64  # groups within groups
 ANY_CHARACTER = "/(?s:.)/"

@@ -24,8 +24,8 @@ import numpy as np
 from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.gbnf import lark_of
-from cairn.serve.guide import Guide
 from cairn.serve.json_schema import check_depth, without_annotations
+from cairn.serve.structured_output import Guide
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from cairn.serve.answer import Answer, ScoredToken
 from cairn.serve.engine.request import Request
-from cairn.serve.guide import Guide
+from cairn.serve.structured_output import Guide
 
 
 class Job:

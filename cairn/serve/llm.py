@@ -249,9 +249,9 @@ class LLM:
         def render(several: Sequence[Message]) -> str:
             return self.tokenizer.chat(several, tools, add_generation_prompt, **variables)
 
-        sight, pictures = self.serving.sight, []
-        if sight is not None:
-            text, pictures = sight.read(checked, lambda split: render(with_parts(split)))
+        picture_input, pictures = self.serving.picture_input, []
+        if picture_input is not None:
+            text, pictures = picture_input.read(checked, lambda split: render(with_parts(split)))
         else:
             refuse_images(messages, self.serving.name)
             text = render(checked)

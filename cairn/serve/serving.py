@@ -37,11 +37,11 @@ from cairn.serve.engine.start import start
 from cairn.serve.engine_host import EngineHost
 from cairn.serve.engine_thread import EngineThread
 from cairn.serve.grammar import Grammar, Grammars, grammars_for
-from cairn.serve.guide import read_guide
 from cairn.serve.job import Job
-from cairn.serve.media.sight import sight_of
+from cairn.serve.media.picture_input import picture_input_of
 from cairn.serve.prompts import params_of_answers
 from cairn.serve.request_defaults import checked_defaults
+from cairn.serve.structured_output import read_guide
 from cairn.serve.text_vectors import TextVectors
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ class Serving:
         self.asleep = False  # the engine has given its memory back
         self._sleeping = threading.RLock()  # nothing is submitted while it falls asleep
         self._reported: str | None = None
-        self.sight = sight_of(opened)  # how it takes pictures; None: it reads text alone
+        self.picture_input = picture_input_of(
+            opened
+        )  # how it takes pictures; None: it reads text alone
 
     # -- what is served --------------------------------------------------------------------------
 
@@ -237,9 +239,9 @@ class Serving:
         check_request(placed, self.limits)
 
     def _pieces(self, request: GenerateRequest) -> list[Piece]:
-        if not request.pictures or self.sight is None:
+        if not request.pictures or self.picture_input is None:
             return []
-        return self.sight.pieces(request.prompt, request.pictures)
+        return self.picture_input.pieces(request.prompt, request.pictures)
 
     def _jobs_of(
         self,
@@ -313,8 +315,8 @@ class Serving:
         """End everything that runs. May be called again."""
         if self._grammars is not None:
             self._grammars.close()
-        if self.sight is not None:
-            self.sight.close()
+        if self.picture_input is not None:
+            self.picture_input.close()
         self.engine.close()
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.models.speech.rules import is_silent, segments
+from cairn.models.speech.decoding_rules import is_silent, segments
 from cairn.models.speech.transcribe import Transcriber, WindowOptions, WindowText
 from cairn.models.speech.windows import Samples, Window, windows
 from cairn.serve.engine.messages import Stats

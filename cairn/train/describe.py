@@ -15,7 +15,7 @@ from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus, open_preferences
 from cairn.train.parallel.parallelize import with_choice_bias
-from cairn.train.refuse import CHECKPOINTS, TOKENIZER
+from cairn.train.run_checks import CHECKPOINTS, TOKENIZER
 
 TEXT_CACHE = "data"  # of a run, in its folder
 SIZES = ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")

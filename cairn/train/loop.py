@@ -20,9 +20,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from cairn.core.collector import quiet_collector
 from cairn.core.errors import CairnError, DataError
 from cairn.core.events import instant, scalar
+from cairn.core.garbage_collection import quiet_collector
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.choose import choose_newest
@@ -63,6 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     bad_steps: int
     seconds: float
     held_out: HeldOut | None = None  # the last measurement of this life
+    resumed: int = 0  # the step that this life began with
 
 
 class Loop:
@@ -131,6 +132,7 @@ class Loop:
             bad_steps=self.bad_steps,
             seconds=time.perf_counter() - began,
             held_out=self.held_out,
+            resumed=first,
         )
 
     def _one_step(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from cairn.models.attend import Packed
 from cairn.models.transformer import Transformer
 from cairn.models.vision.encode import picture_rows
-from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.tiling_rules import ImageRules
 from cairn.models.vision.tower import Tower
 from cairn.train.data.picture_chats import PictureChat
 

@@ -38,7 +38,8 @@ from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
 from cairn.train.precision import dtype_of
 from cairn.train.qat import grid_of, products_of
-from cairn.train.refuse import (
+from cairn.train.rules.choose import rule_of
+from cairn.train.run_checks import (
     check_balance,
     check_folder,
     check_goes_on,
@@ -46,7 +47,6 @@ from cairn.train.refuse import (
     check_memory,
     check_room,
 )
-from cairn.train.rules.choose import rule_of
 from cairn.train.state import TrainState
 from cairn.train.trainable import Base, adapter_of, base_of, frozen_values, trainable_of
 

@@ -35,8 +35,8 @@ from cairn.train.precision import dtype_of
 from cairn.train.prepare import Prepared, prepare
 from cairn.train.qat import export_quantized, grid_of
 from cairn.train.reference import ReferredBatches
-from cairn.train.refuse import ADAPTER, MODEL, RECIPE, TOKENIZER
 from cairn.train.report import write_report
+from cairn.train.run_checks import ADAPTER, MODEL, RECIPE, TOKENIZER
 from cairn.train.run_lock import check_free, exclusive_run
 from cairn.train.validation import Validation
 

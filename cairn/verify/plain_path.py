@@ -22,8 +22,8 @@ from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.verify.evidence import Observation, Row
 from cairn.verify.hypotheses import Hypothesis
+from cairn.verify.misplaced_weights import rearranged
 from cairn.verify.probes import TOP
-from cairn.verify.rearranged import rearranged
 
 SHORTEST_PREFIX = 64  # tokens that are worth being kept for the next hypothesis
 INT4_MOST, WIDE_GROUP = 7, 128

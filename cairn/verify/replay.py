@@ -27,7 +27,7 @@ from cairn.serve.engine.request import Request
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.start import start
 from cairn.serve.grammar import Grammar, grammars_for
-from cairn.verify.departure import (
+from cairn.verify.first_divergence import (
     PACKED_TOLERANCE,
     TOLERANCE,
     Departure,

@@ -24,7 +24,7 @@ from prompts import ANIMALS, NAMES, THINGS
 from sums import Turn, addition, any_problem, bought_or_given, subtraction, times
 
 from cairn.train.data.arithmetic import problem
-from cairn.train.data.chance import Dice, mix, words
+from cairn.train.data.counter_rng import Dice, mix, words
 from cairn.train.data.stories import story as grammar_story
 
 T = TypeVar("T")

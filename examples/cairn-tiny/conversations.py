@@ -39,7 +39,7 @@ from sums import (
     times,
 )
 
-from cairn.train.data.chance import Dice, words
+from cairn.train.data.counter_rng import Dice, words
 
 Chat = list[dict[str, str]]
 Teller = Callable[[Dice], Turn]  # a request for a story, and the story

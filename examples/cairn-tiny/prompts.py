@@ -6,7 +6,7 @@
 Prompt `number` is a pure function of its number. All of it is made of our own words.
 """
 
-from cairn.train.data.chance import Dice, words
+from cairn.train.data.counter_rng import Dice, words
 
 NAMES = words(
     "Mia Lily Anna Zoe Emma Nora Ruby Ida Clara Maya Sara Lucy Ella Rosa Tess Jane Tom Ben Max Leo Sam Finn Jack "

@@ -6,7 +6,7 @@ Each is a pure function of its dice. Knows no chats; `conversations` and `assemb
 """
 
 from cairn.train.data.arithmetic import problem
-from cairn.train.data.chance import Dice, words
+from cairn.train.data.counter_rng import Dice, words
 
 Turn = tuple[str, str]  # what the user asks, what the assistant answers
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_align import tiny
 
+from cairn.align.chat_server import ChatServer
 from cairn.align.config import Algorithm, Align, Rollout, Task
 from cairn.align.consistent import NOW, check_covered, scored
 from cairn.align.objective import Mismatch, PolicyObjective, Watched, gspo_streams
@@ -28,7 +29,6 @@ from cairn.align.rollout import (
 )
 from cairn.align.rollout_batches import read_rounds
 from cairn.align.run import align, prepare
-from cairn.align.talk import Talk
 from cairn.align.tasks import Problem
 from cairn.align.value_head import with_credit
 from cairn.cli.main import main
@@ -108,7 +108,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update(lively):
 
 def test_the_model_is_talked_to_between_two_steps(lively):
     _, _, policy = lively
-    talk = Talk(policy, "run", 48, lambda: "<p>page</p>")
+    talk = ChatServer(policy, "run", 48, lambda: "<p>page</p>")
     body = {"messages": [{"role": "user", "content": "sort 312"}], "max_tokens": 4, "seed": 1}
     try:
         with ThreadPoolExecutor(1) as pool:
@@ -441,6 +441,12 @@ def test_the_verb(tmp_path, capsys):
     told = capsys.readouterr().out
     assert f"cairn align --out {tmp_path / 'r'}" in told
     assert "step 3:" in told
+    assert "finished after step 4, in" in told
+    assert f"the model is in {tmp_path / 'r' / 'model'}; serve it" in told
+    assert main(["align", "--out", str(tmp_path / "r"), "--steps", "4"]) == 0
+    told = capsys.readouterr().out
+    assert f"nothing left to do: {tmp_path / 'r'} has finished, at step 4" in told
+    assert f"report: {tmp_path / 'r' / 'align.html'}" in told
     assert main(["align", str(tmp_path / "r")]) == 2
     assert "is the folder of a run" in capsys.readouterr().err
 

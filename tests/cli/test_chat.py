@@ -12,9 +12,9 @@ from pseudo_terminal import CTRL_C, CTRL_D, UP, Typed
 
 from cairn.cli.chat import chat
 from cairn.cli.chat.chat import ChatOptions
+from cairn.cli.chat.chat_client import Ending, Piece, ServerTalker
 from cairn.cli.chat.chat_loop import Chat
 from cairn.cli.chat.chat_state import Conversation, Sampling
-from cairn.cli.chat.chat_talker import Ending, Piece, ServerTalker
 from cairn.cli.chat.chat_terminal import Terminal, history_path
 from cairn.cli.main import main
 from cairn.core.config import load

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cairn.cli.cluster import jobs
 from cairn.cluster import cordon_list, health, rank, records
-from cairn.cluster.backends.ray_seats import _elsewhere
+from cairn.cluster.backends.ray_placement import _elsewhere
 from cairn.cluster.backends.slurm_script import script
 from cairn.cluster.cordon_list import avoid, learned, planned
 from cairn.cluster.inventory import Cluster, Node

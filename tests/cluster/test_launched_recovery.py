@@ -25,11 +25,11 @@ from cairn.train.config import Checkpoint, Data
 from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
-from cairn.train.recovery.board import TRAINING, Board
 from cairn.train.recovery.launched_loop import LaunchedLoop
-from cairn.train.recovery.meeting import Present, decide
 from cairn.train.recovery.node_watch import end_silent
+from cairn.train.recovery.resume_agreement import Present, decide
 from cairn.train.recovery.settings import Recovery
+from cairn.train.recovery.status_board import TRAINING, Board
 from cairn.train.run import run
 
 WORKER = Path(__file__).with_name("launched_worker.py")

@@ -29,7 +29,7 @@ from operator_rig import (
 from cairn.cluster.operator import api as api_module
 from cairn.cluster.operator.conditions import available
 from cairn.cluster.operator.election import DURATION_S, LeaseView
-from cairn.cluster.operator.lead import lead
+from cairn.cluster.operator.leader import lead
 from cairn.cluster.operator.objects import API, KEDA_API, Ref, covers
 from cairn.cluster.operator.run import Operator
 from cairn.cluster.operator.work_queue import WorkQueue

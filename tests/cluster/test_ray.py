@@ -11,7 +11,7 @@ from local_job import ended, has_ended, launch, left, met, until
 from cairn.cluster import records, supervisor_process
 from cairn.cluster.backends.interface import EngineUnreachable
 from cairn.cluster.backends.ray import Ray
-from cairn.cluster.backends.ray_seats import connect
+from cairn.cluster.backends.ray_placement import connect
 from cairn.cluster.resolve import CannotRun, resolve
 from cairn.cluster.spec import Elastic, Job, Restart, Role, Topology
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cairn.cluster.backends import ray_seats
-from cairn.cluster.backends.ray_seats import UNANSWERED_S, RayNode
-from cairn.cluster.seats import LOST
+from cairn.cluster.backends import ray_placement
+from cairn.cluster.backends.ray_placement import UNANSWERED_S, RayNode
+from cairn.cluster.node_reservation import LOST
 
 
 class FakeRay:
@@ -32,7 +32,7 @@ class FakeRay:
 def world(monkeypatch):
     fake, clock = FakeRay(), SimpleNamespace(now=0.0)
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_seats.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(ray_placement.time, "monotonic", lambda: clock.now)
     return fake, clock
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cairn.cluster import records, supervise
 from cairn.cluster.inventory import Cluster
+from cairn.cluster.node_reservation import LOST
 from cairn.cluster.resolve import resolve
-from cairn.cluster.seats import LOST
 from cairn.cluster.spec import Job, Restart, Role
 from cairn.cluster.supervise import Supervisor
 
@@ -34,7 +34,7 @@ class Scripted:
         self.ended = True
 
 
-class ScriptedSeats:
+class ScriptedReservation:
     address, loopback = "127.0.0.1", True
 
     def __init__(self, scripts, waits=0):
@@ -45,8 +45,8 @@ class ScriptedSeats:
         self.waits -= 1
         return None if self.waits < 0 else "waiting for nodes"
 
-    def start(self, seat, argv, env, log):
-        script = self.scripts[seat.index]
+    def start(self, reserved, argv, env, log):
+        script = self.scripts[reserved.index]
         handle = Scripted(script.pop(0) if script else RUNS)
         self.started.append(handle)
         return handle
@@ -66,10 +66,10 @@ def run(tmp_path_factory):
         restart = Restart(policy=policy, max=most, grace="0s")
         job = Job(name="job", roles=[role], restart=restart, **parts)
         plan = resolve(job, Cluster(engine="local", checked=False))
-        seats = ScriptedSeats(scripts, waits)
-        status = Supervisor(records.create(job, "local"), plan, seats).run()
-        assert seats.released == 1
-        assert all(handle.poll() is not None for handle in seats.started)
+        reservation = ScriptedReservation(scripts, waits)
+        status = Supervisor(records.create(job, "local"), plan, reservation).run()
+        assert reservation.released == 1
+        assert all(handle.poll() is not None for handle in reservation.started)
         return status
 
     yield run

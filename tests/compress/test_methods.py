@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cairn.compress.awq import best_scale
 from cairn.compress.gptq import DAMPING, gptq, inverse_factor
+from cairn.compress.layer_by_layer import final_hidden, walk
 from cairn.compress.prune_experts import expert_layers, keep_best, saliencies
 from cairn.compress.prune_masks import magnitude, smallest, sparsegpt, wanda
 from cairn.compress.quality import Reference
@@ -17,7 +18,6 @@ from cairn.compress.scaling import apply_scales, folds_of, storable_scale
 from cairn.compress.sensitivity import with_kept
 from cairn.compress.smoothquant import smoothing_scale
 from cairn.compress.statistics import InputStatistics
-from cairn.compress.walk import final_hidden, walk
 from cairn.core.errors import CairnError
 from cairn.models.build import Build
 from cairn.models.experts import Router

@@ -37,7 +37,7 @@ class FakeServer:
         self.code, self.refused = "queue_full", 0
         self.frozen = False
         self.frozen_answers = False  # it tells its pulse, and answers nobody
-        self.wedged_after: int | None = None  # tokens of an answer; its pulse goes on
+        self.stuck_after: int | None = None  # tokens of an answer; its pulse goes on
         self.status = "ok"  # as its pulse says
         self.step_tokens = 0  # likewise
         self.filler = ""  # that each event carries
@@ -179,7 +179,7 @@ class FakeServer:
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
         )
         for at in range(len(before), count if fails_after is None else len(before) + fails_after):
-            while self.frozen or (self.wedged_after is not None and at >= self.wedged_after):
+            while self.frozen or (self.stuck_after is not None and at >= self.stuck_after):
                 await asyncio.sleep(0.01)
             made = token(prompt, at)
             event = (

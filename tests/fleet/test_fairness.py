@@ -14,10 +14,10 @@ from test_router import ask, exchange, fleet
 from cairn.core.errors import ConfigError
 from cairn.fleet.aliases import Alias, Aliases, with_model
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
+from cairn.fleet.fair_queue import WaitingQueue
 from cairn.fleet.quota import ANYBODY, MOST_KEYS, Limits, Quotas, Used, digest_of
 from cairn.fleet.router import NO_FIELDS, Router
 from cairn.fleet.router_processes import RouterProcesses, SharedState, check_processes
-from cairn.fleet.waiting import WaitingQueue
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.keys import Keys
 
@@ -251,7 +251,7 @@ def test_what_computes_nothing_does_not_wait_and_too_many_do_not_either(monkeypa
     async def check(url, servers, router):
         (worker,) = router.workers
         worker.capacity = 0
-        monkeypatch.setattr("cairn.fleet.placing.MOST_WAITING_REQUESTS", 1)
+        monkeypatch.setattr("cairn.fleet.placement.MOST_WAITING_REQUESTS", 1)
         held = asyncio.create_task(ask(url, "x", 2))
         while not router.waiting:
             await asyncio.sleep(0.005)

@@ -13,12 +13,12 @@ from test_simulate import LIMITS
 from test_simulate import seconds as step_seconds
 
 from cairn.bench.arrival_traces import Traced
-from cairn.fleet.choose import Ask, best, seconds
 from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import AHEAD_STEPS, bind, in_order, runs_dry
 from cairn.fleet.router import NO_KEYS
-from cairn.fleet.scale import ScaledModel
+from cairn.fleet.routing_policy import Ask, best, seconds
+from cairn.fleet.scaling_policy import ScaledModel
 from cairn.fleet.simulate import run_policy
 from cairn.fleet.simulate_prompts import prompts_of
 from cairn.fleet.worker import Worker, candidates
@@ -162,7 +162,7 @@ def test_where_a_time_is_promised_even_one_server_gets_first_what_can_be_in_time
         servers[0].frozen_answers = False
         assert [(await one)[0] for one in asked] == [200, 200, 200]
 
-    fleet(check, count=1, wedge_s=0)
+    fleet(check, count=1, stuck_s=0)
     first, short, late = sent
     assert short < first < late
 
@@ -185,7 +185,7 @@ def test_requests_wait_in_the_router_for_the_server_that_answers_first():
         servers[0].frozen_answers = False
         assert [(await one)[0] for one in first] == [200, 200]
 
-    fleet(check, wedge_s=0)
+    fleet(check, stuck_s=0)
 
 
 def test_a_request_that_has_waited_for_too_long_goes_to_the_best_server_all_the_same():

@@ -14,9 +14,9 @@ from cairn.fleet.aliases import Alias, Aliases
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.picker import RequestStream, start_picker
 from cairn.fleet.picker_messages import Processing, read_processing, write_continue
-from cairn.fleet.placing import waiting_for
+from cairn.fleet.placement import waiting_for
 from cairn.fleet.router import Router
-from cairn.fleet.scale import ScaledModel
+from cairn.fleet.scaling_policy import ScaledModel
 from cairn.fleet.worker import Worker
 from cairn.serve.pulse import Hello
 

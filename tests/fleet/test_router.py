@@ -13,11 +13,11 @@ import pytest
 from fake_servers import FakeServer, text_of
 
 from cairn.fleet.aliases import Alias, Aliases
-from cairn.fleet.choose import Ask
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.exchange import Exchange
 from cairn.fleet.refusals import broken_stream, unserved_aliases
 from cairn.fleet.router import NO_KEYS, Router
+from cairn.fleet.routing_policy import Ask
 from cairn.fleet.upstream import Pool, Upstream
 from cairn.fleet.wire import whole_request
 from cairn.fleet.worker import Worker

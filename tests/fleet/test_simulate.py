@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cairn.cli.main import main
-from cairn.fleet.choose import POLICIES
+from cairn.fleet.routing_policy import POLICIES
 from cairn.fleet.simulate import Simulated, run_policy
 from cairn.fleet.simulate_prompts import (
     conversation_blocks,

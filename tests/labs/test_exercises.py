@@ -10,7 +10,7 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.hw.probe import probe
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.exercises import proof
 from cairn.labs.exercises.check import check
 from cairn.labs.exercises.exercise import all_exercises, cut_answers, find_exercise

@@ -13,7 +13,7 @@ from lab_samples import ceilings_here, lab, outcome
 
 from cairn.cli.main import VERBS, main
 from cairn.labs.catalogue import all_labs
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.entry import measured_entry, where_of
 from cairn.labs.exercises.exercise import all_exercises
 from cairn.labs.interview import INTERVALS_DAYS, choose, due, rounds

@@ -10,7 +10,7 @@ import pytest
 
 from cairn.core.errors import UsageError
 from cairn.labs.catalogue import all_labs, find_lab, labs_of
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.lab import AREAS, Lab, Need, Words
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")

@@ -16,9 +16,9 @@ from cairn.hw.ceilings import machine_file, save
 from cairn.labs import record
 from cairn.labs.catalogue import all_labs
 from cairn.labs.entry import judge_guess, measured_entry, where_of
-from cairn.labs.foresight import foresight
 from cairn.labs.lab import Check, Outcome, Words, judge, predicted_check, question_of
 from cairn.labs.learner import lab_document, look
+from cairn.labs.prediction_accuracy import foresight
 from cairn.labs.training._spread import tiny
 
 

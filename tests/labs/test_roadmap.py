@@ -13,7 +13,7 @@ from shared_data import shared
 
 from cairn.cli.main import VERBS, main
 from cairn.labs import roadmap
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.roadmap import load, problems
 
 ITEMS = Path(__file__).with_name("roadmap_items.txt")

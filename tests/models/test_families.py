@@ -14,10 +14,10 @@ from published_configs import CONFIGS as PUBLISHED
 
 from cairn.core.errors import CairnError, UnsupportedModel
 from cairn.models.config_fields import LAYER_COUNTS
-from cairn.models.described_families import DESCRIBED
 from cairn.models.expert_families import EXPERT_FAMILIES
 from cairn.models.export import to_hf
 from cairn.models.families import FAMILIES, from_hf
+from cairn.models.llama_like_families import DESCRIBED
 from cairn.models.presets import PRESETS, preset
 from cairn.models.recurrent_families import RECURRENT
 from cairn.models.rope import frequencies
@@ -586,7 +586,7 @@ def expressible(draw, family: str) -> ModelSpec:
     return ModelSpec(**fields)
 
 
-# The others: test_described_families.
+# The others: test_llama_like_families.
 ELSEWHERE = DESCRIBED | EXPERT_FAMILIES | SPARSE | RECURRENT | UNKNOWN_TO_TRANSFORMERS
 DEEP = FAMILIES.keys() - ELSEWHERE.keys()
 
@@ -599,6 +599,23 @@ def test_any_spec_of_a_family_survives_the_way_to_a_config_and_back(family, data
     assert config["dtype"] == "bfloat16"
     assert plain(from_hf(json.loads(json.dumps(config)))) == plain(spec)
     assert plain(from_hf(as_transformers_reads_it(config))) == plain(spec)
+
+
+@pytest.mark.parametrize("layers", [6, 7])
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("last", [-1, 4])
+def test_layers_with_experts_of_ernie_survive_the_way_to_a_config_and_back(
+    layers, every, first, last
+):
+    fields = {"num_hidden_layers": layers, "moe_layer_interval": every}
+    fields |= {"moe_layer_start_index": first, "moe_layer_end_index": last}
+    family = {"model_type": "ernie4_5_moe", "hidden_act": "silu", "rms_norm_eps": 1e-6}
+    spec = from_hf(family | WITH_MORE_FIELDS["ernie4_5_moe"][0] | fields)
+    end = layers - 1 if last == -1 else last
+    sparse = {i for i in range(layers) if first <= i <= end and (i + 1) % every == 0}
+    assert set(range(layers)) - set(spec.experts.dense_layers) == sparse
+    assert plain(from_hf(to_hf(spec))) == plain(spec)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from cairn.models.linear.form import Epilogue
 from cairn.models.linear.fp8_planes import Fp8Blocks, Fp8Planes
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.linear.planes_form import PlanesForm, SideBySide
-from cairn.models.quantized.cuts import by_row, cut_columns, cut_rows, joined
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.scheme import quantization_of
+from cairn.models.quantized.sharding import by_row, cut_columns, cut_rows, joined
 from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.weights import load_model
 

@@ -17,8 +17,8 @@ from cairn.models.build import Build
 from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.export import to_hf
 from cairn.models.presets import PRESETS, preset
+from cairn.models.rope_scaling import stretched
 from cairn.models.spec import Experts, ModelSpec, Rope, _pairs
-from cairn.models.stretch import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 

@@ -18,9 +18,9 @@ from cairn import LLM
 from cairn.core.errors import CairnError, ModelNotFound, WeightsError
 from cairn.models.hub import PACKAGED, resolve
 from cairn.models.speech.ctranslate2 import read_variables
+from cairn.models.speech.decoding_rules import Decoded, is_silent, looks_wrong, segments
 from cairn.models.speech.load import is_whisper, open_whisper
 from cairn.models.speech.mel import RATE, SAMPLES, log_mel
-from cairn.models.speech.rules import Decoded, is_silent, looks_wrong, segments
 from cairn.models.speech.sound_file import _read_wave, read_sound, resampled
 from cairn.models.speech.transcribe import Transcriber, WindowOptions
 from cairn.models.speech.windows import Window, windows

@@ -12,9 +12,9 @@ from cairn.models.linear.packed_tiles import E4M3, NVFP4, W8A16, PackedTiles
 from cairn.models.linear.planes_form import PlanesForm
 from cairn.models.linear.registry import fast_form
 from cairn.models.linear.weight_only import WeightOnly
-from cairn.models.quantized.cuts import joined
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.rounding import SCHEMES, rounded
+from cairn.models.quantized.sharding import joined
 
 
 @settings(max_examples=60, deadline=None)

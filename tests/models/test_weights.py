@@ -24,9 +24,9 @@ from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export, tensors
 from cairn.models.presets import preset
+from cairn.models.rope_scaling import stretched
 from cairn.models.safetensors_file import SafetensorsFolder, write_tensors
 from cairn.models.spec import ModelSpec
-from cairn.models.stretch import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model, random_model
 

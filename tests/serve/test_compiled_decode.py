@@ -31,7 +31,7 @@ from cairn.serve.engine.start import start_with
 from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, PrefillSide
-from cairn.serve.separation.timed import generate_alone
+from cairn.serve.separation.timed_answers import generate_alone
 
 pytestmark = pytest.mark.skipif(compiled.obstacle() is not None, reason=str(compiled.obstacle()))
 PAGE = 4

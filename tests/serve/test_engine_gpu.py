@@ -19,7 +19,7 @@ from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import open_model
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine import halves
+from cairn.serve.engine import two_batch_overlap
 from cairn.serve.engine.pieces import Piece
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -126,7 +126,7 @@ def test_a_prefix_that_all_share_is_read_once(loaded, eager):
 
 def test_two_halves_at_once(monkeypatch):
     """One half's attention beside the other's products, in graphs and kernel by kernel."""
-    monkeypatch.setattr(halves, "FEWEST", 16)
+    monkeypatch.setattr(two_batch_overlap, "FEWEST", 16)
     opened = open_model("random:qwen3-0.6b")
     runnable = opened.load("cuda", "bfloat16")
     for eager in (False, True):

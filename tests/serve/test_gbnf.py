@@ -12,7 +12,7 @@ from cairn.core.errors import RequestError
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
 from cairn.serve.gbnf import lark_of
 from cairn.serve.grammar import Grammars
-from cairn.serve.guide import grammar_guide, read_guide
+from cairn.serve.structured_output import grammar_guide, read_guide
 
 JSON = r"""
 # a JSON value, as the README of llama.cpp has it

@@ -26,10 +26,10 @@ from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
 from cairn.serve.grammar import GrammarConstraint, Grammars
-from cairn.serve.guide import MOST_CHARACTERS, Guide, read_guide
 from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, TOOL_CALLS, parse_all, tool_parser
 from cairn.serve.http.tools.tools import hides_marks, read_tools, tool_guide
 from cairn.serve.json_schema import FORMATS
+from cairn.serve.structured_output import MOST_CHARACTERS, Guide, read_guide
 
 VOCABULARY = 450  # more rows than tokens, and no multiple of 32
 EOS = 0

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
 from cairn.serve.grammar import Grammars
-from cairn.serve.guide import schema_guide
 from cairn.serve.http.chat.harmony import MARKS, Channels
 from cairn.serve.http.chat.reader import joined
 from cairn.serve.http.chat.structure import Offer, after_analysis, either, final_message
 from cairn.serve.http.tools.tools import format_of, read_tools, tool_guide
+from cairn.serve.structured_output import schema_guide
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 OFFER = Offer(read_tools(TOOLS, "auto"), "harmony", True)

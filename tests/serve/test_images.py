@@ -21,7 +21,7 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine import start as start_module
 from cairn.serve.engine.gpu_runner import GPURunner
 from cairn.serve.engine.start import start
-from cairn.serve.media.sight import sight_of
+from cairn.serve.media.picture_input import picture_input_of
 
 TOKENS = 32
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -123,7 +123,10 @@ def test_tokens_about_a_video_are_those_of_transformers(name):
 
 def test_videos_as_frames_in_a_url_and_as_an_animated_file():
     """Twenty frames of a tenth of a second: two a second would be four, the least that are taken."""
-    written, sight = io.BytesIO(), sight_of(open_model(str(tiny.folder("qwen2-vl"))))
+    written, picture_input = (
+        io.BytesIO(),
+        picture_input_of(open_model(str(tiny.folder("qwen2-vl")))),
+    )
     several = frames(20)
     several[0].save(written, "GIF", save_all=True, append_images=several[1:], duration=100)
     gif = base64.b64encode(written.getvalue()).decode()
@@ -133,11 +136,11 @@ def test_videos_as_frames_in_a_url_and_as_an_animated_file():
         + ",".join(base64.b64encode(png(90, 62, seed)).decode() for seed in range(3)),
     ]
     try:
-        found = [sight._video(ImageSource(url, "here", 2.0)) for url in urls]
+        found = [picture_input._video(ImageSource(url, "here", 2.0)) for url in urls]
         with pytest.raises(RequestError, match="1 to 128"):
-            sight._video(ImageSource(frames(1) * 129, "here", 2.0))
+            picture_input._video(ImageSource(frames(1) * 129, "here", 2.0))
     finally:
-        sight.close()
+        picture_input.close()
     assert [(video.tiles, round(video.frame_s, 2)) for video in found] == [(4, 0.63), (3, 0.5)]
     with pytest.raises(RequestError, match="takes pictures only"):
         tiny_llm().chat([{"role": "user", "content": [{"type": "video", "video": frames(2)}]}])

@@ -6,9 +6,9 @@ from tokenizers import AddedToken
 
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
 from cairn.serve.grammar import Grammars
-from cairn.serve.guide import Guide, schema_guide
 from cairn.serve.http.chat.structure import after_thought, either
 from cairn.serve.http.tools.tools import read_tools, tool_guide
+from cairn.serve.structured_output import Guide, schema_guide
 
 EOS = 0
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'

@@ -19,7 +19,7 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.tiers import peer_tier, shared_pages
 from cairn.serve.tiers.peer_tier import PeerPages, PeerTier
 from cairn.serve.tiers.shared_pages import Listing, ListRequest, SharedPages
-from cairn.serve.tiers.slot_book import SlotBook
+from cairn.serve.tiers.slot_table import SlotTable
 
 LONG = prompt_of(70, 3)
 PATIENCE_S = 60.0
@@ -157,7 +157,7 @@ def test_another_model_and_wrong_options_are_refused():
 
 
 def test_a_page_whose_slot_is_given_away_while_it_is_copied_is_not_there():
-    book = SlotBook(1)
+    book = SlotTable(1)
     slot = book.put(b"a", b"", 1.0)
     book.ready(b"a")
 
@@ -180,7 +180,7 @@ def test_a_page_whose_slot_is_given_away_while_it_is_copied_is_not_there():
 
 
 def small_share(pages: int = 2) -> SharedPages:
-    book, memory_SB = SlotBook(pages), np.arange(8 * pages, dtype=np.uint8).reshape(pages, 8)
+    book, memory_SB = SlotTable(pages), np.arange(8 * pages, dtype=np.uint8).reshape(pages, 8)
     shared = SharedPages(book, memory_SB, "m")
     for number in range(pages):
         book.put(bytes([number]), b"", 1.0)
@@ -292,9 +292,9 @@ SHARE = f"""
 import sys
 import numpy as np
 from cairn.serve.tiers.shared_pages import SharedPages
-from cairn.serve.tiers.slot_book import SlotBook
+from cairn.serve.tiers.slot_table import SlotTable
 
-book, memory_SB = SlotBook({PAGES}), np.zeros(({PAGES}, {PAGE_BYTES}), np.uint8)
+book, memory_SB = SlotTable({PAGES}), np.zeros(({PAGES}, {PAGE_BYTES}), np.uint8)
 shared = SharedPages(book, memory_SB, "m")
 for number in range({PAGES}):
     memory_SB[book.put(bytes([number]), b"", 1.0)] = number

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import PAGE, VOCABULARY, at_rest, greedy, prompt_of, tiny_engine
 
-from cairn.comm.transfer.choose import TRANSPORTS, unusable
+from cairn.comm.transfer.choose_transport import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.config import EngineConfig, RoleConfig
@@ -21,13 +21,13 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.separation import memory
 from cairn.serve.separation.decode import Coming, DecodeSide
-from cairn.serve.separation.holding import HoldingBlocks
+from cairn.serve.separation.handover_blocks import HandoverBlocks
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient
-from cairn.serve.separation.remote_pays import Pending, RemoteCosts, remote_pays
+from cairn.serve.separation.remote_prefill_policy import Pending, RemoteCosts, remote_pays
 from cairn.serve.separation.roles import DecodeEngine, with_role
-from cairn.serve.separation.timed import generate_alone
+from cairn.serve.separation.timed_answers import generate_alone
 from cairn.serve.tiers.page_copies import Copied
 
 MOST = 14
@@ -54,7 +54,7 @@ def rest(pair):
     for _ in range(200):
         pair.prefill.step(0.01)
         pair.decode.step()
-        pair.decode._take.step(pair.decode._clock(), 0.005)
+        pair.decode._receiver.step(pair.decode._clock(), 0.005)
         if not pair.prefill.holding:
             break
     for side in (pair.prefill, pair.decode):
@@ -229,7 +229,7 @@ def test_an_engine_changes_its_role_and_keeps_its_prefixes():
         if request.handoff:
             engine.abort(request.id)
             (offer,) = engine.side._offers
-            engine.side._free(engine.side._desk.withdraw(offer))
+            engine.side._free(engine.side._sender.withdraw(offer))
         if role == "decode":
             engine._now.remote_prefills, engine._now._unanswered = 3, 2
     assert events.take() == []  # what was told is still there
@@ -494,7 +494,7 @@ LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=12)
 @settings(max_examples=60, deadline=None)
 def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
     """Requests come, end, are reserved for, arrive, are given up and admitted in any order."""
-    blocks = HoldingBlocks(pages, 16)
+    blocks = HandoverBlocks(pages, 16)
     fresh = [Request(n, prompt_of(size, n % 3), SamplingParams()) for n, size in enumerate(lengths)]
     running, landing, arrived, kept, lent = [], [], [], [], []
     for turn, move in enumerate(moves):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_engines import PAGE, at_rest, greedy, prompt_of, tiny_engine
 
-from cairn.comm.transfer.choose import TRANSPORTS, unusable
+from cairn.comm.transfer.choose_transport import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.request import Request
@@ -38,7 +38,7 @@ def pair_of(family="qwen3", transport="tcp", overlap=False, decode=None, **both)
         PrefillSide(engine, transport=transport, **both),
         DecodeSide(tiny_engine(family, **(decode or {})), transport=transport, **both),
     )
-    while not pair.prefill._desk._give.is_connected(pair.decode.transport.name):
+    while not pair.prefill._sender._pages.is_connected(pair.decode.transport.name):
         pair.decode.step(0.01)
     return pair
 
@@ -48,7 +48,7 @@ def rest(pair):
     for _ in range(400):
         pair.prefill.step(0.005)
         pair.decode.step()
-        pair.decode._take.step(pair.decode._clock(), 0.005)
+        pair.decode._receiver.step(pair.decode._clock(), 0.005)
         if not pair.prefill.holding and not pair.decode.has_work:
             break
     for side in (pair.prefill, pair.decode):
@@ -62,12 +62,12 @@ def streaming(pair, ask, tokens=48):
     """Ask for a prompt; returns when its first `tokens` are there, and the rest is not computed."""
     pair.prefill.add(msgspec.structs.replace(ask, reader=pair.decode.expect(ask.request())))
     for _ in range(2000):
-        ready = list(pair.prefill._desk._give._ready.values())
+        ready = list(pair.prefill._sender._pages._ready.values())
         if not ready or ready[0] < tokens:
             assert pair.prefill.step() == []
         pair.decode.step()
         time.sleep(0.002)  # notes travel in threads of their own
-        coming = list(pair.decode._take.orders.values())
+        coming = list(pair.decode._receiver.sequences.values())
         if coming and coming[0].planned >= tokens and not coming[0].under_way:
             return coming[0]
     raise AssertionError("nothing came")
@@ -180,7 +180,7 @@ def test_a_reader_that_dies_in_the_middle():
     streaming(pair, ask)
     pair.decode.close()
     while pair.prefill.holding:
-        pair.prefill._free(pair.prefill._desk.freed(0.05))
+        pair.prefill._free(pair.prefill._sender.freed(0.05))
     found = []
     while not found:
         found = pair.prefill.step()
@@ -246,8 +246,8 @@ def test_a_decode_server_whose_prefill_server(fate):
         if turn < 2:  # two of five chunks
             client.step()
         engine.step()
-        orders = list(pair.decode._take.orders.values())
-        if orders and orders[0].planned >= 16:
+        sequences = list(pair.decode._receiver.sequences.values())
+        if sequences and sequences[0].planned >= 16:
             break
         assert turn < 2000, "nothing came while the prompt was computed"
     if fate == "dies":

@@ -31,7 +31,7 @@ from cairn.serve.tiers.load_plan import (
 from cairn.serve.tiers.object_pages import ObjectPages
 from cairn.serve.tiers.open_tiers import _sample
 from cairn.serve.tiers.page_copies import Copied, PageCopies
-from cairn.serve.tiers.slot_book import SlotBook
+from cairn.serve.tiers.slot_table import SlotTable
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,7 +138,7 @@ class PlainBook:
 @given(slots=st.integers(1, 6), data=st.data())
 @settings(max_examples=150)
 def test_who_leaves_is_who_a_plain_search_would_choose(slots, data):
-    book, plain = SlotBook(slots), PlainBook(slots)
+    book, plain = SlotTable(slots), PlainBook(slots)
     moves = st.tuples(st.integers(0, 4), st.integers(0, 8), st.integers(1, 4))
     for move, number, seconds in data.draw(st.lists(moves, max_size=60)):
         key, parent = bytes([number + 1]), bytes([number]) if number else b""

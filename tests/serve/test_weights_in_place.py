@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_engines import at_rest, greedy, prompt_of, submit
 
-from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.weight_sync import WeightSource
 from cairn.core.errors import CairnError, ConfigError, RequestError, WeightsError
 from cairn.models.checkpoint import open_checkpoint

@@ -12,7 +12,7 @@ from cairn.models.hub import resolve
 from cairn.models.presets import PRESETS, preset
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train import prepare as preparing
-from cairn.train import refuse
+from cairn.train import run_checks
 from cairn.train.checkpoint.folder import ABOUT, folder_of, mark_complete
 from cairn.train.checkpoint.load import About
 from cairn.train.config import Data, Distill, Log, Model, Optim, Train
@@ -21,8 +21,8 @@ from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.tokenizer_trainer import byte_tokenizer, save_tokenizer
 from cairn.train.describe import describe, shape_of, spec_of
 from cairn.train.parallel.layout import Balance, Layout
-from cairn.train.refuse import check_balance, check_folder, check_goes_on, check_memory
 from cairn.train.run import run
+from cairn.train.run_checks import check_balance, check_folder, check_goes_on, check_memory
 from cairn.train.run_lock import exclusive_run
 from cairn.train.step import train_step
 
@@ -224,9 +224,9 @@ def test_states_of_8_bits_do_not_stand_in_the_way_of_muon():
     spec = shape_of(Model(preset="qwen3-0.6b"))
     asked = Train(parallel=Layout(tp=8), optim=Optim(states="int8"))
     with pytest.raises(ConfigError, match="3072 columns of the feed-forward / 8 % 256"):
-        refuse.check_layout(asked, spec, 8)
+        run_checks.check_layout(asked, spec, 8)
     muon = msgspec.structs.replace(asked, optim=Optim(kind="muon", states="int8"))
-    refuse.check_layout(muon, spec, 8)  # the layers' columns have no scales
+    run_checks.check_layout(muon, spec, 8)  # the layers' columns have no scales
 
 
 def test_a_pipeline_that_idles_is_told():
@@ -249,9 +249,9 @@ def test_a_sink_that_is_missing_is_refused_before_anything_is_made(tmp_path, mon
 def test_a_model_that_does_not_fit_is_refused_with_its_parts(monkeypatch):
     config = Train(model=Model(preset="qwen3-8b"))
     spec = shape_of(config.model)
-    monkeypatch.setattr(refuse, "free_bytes", lambda device: 64 << 30)
+    monkeypatch.setattr(run_checks, "free_bytes", lambda device: 64 << 30)
     with pytest.raises(ConfigError, match=r"states 61\.0") as error:  # 30.5 + 61 GiB
         check_memory(config, spec, "cpu")
     assert "64 GiB are free" in error.value.message
-    monkeypatch.setattr(refuse, "free_bytes", lambda device: 96 << 30)
+    monkeypatch.setattr(run_checks, "free_bytes", lambda device: 96 << 30)
     check_memory(config, spec, "cpu")

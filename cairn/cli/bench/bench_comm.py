@@ -77,7 +77,7 @@ def run(args: list[str]) -> int:
 
 
 def read_transports(text: str) -> list[str]:
-    from cairn.comm.transfer.choose import TRANSPORTS
+    from cairn.comm.transfer.choose_transport import TRANSPORTS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:

@@ -88,7 +88,7 @@ def _order(options: BenchServe, loads: "list[Load]") -> "Next":
 
 def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Finished") -> None:
     """Against --url, or against a server that lives as long as this takes."""
-    from cairn.bench.served import started
+    from cairn.bench.own_server import started
 
     with ExitStack() as stack:
         if options.start is not None:

@@ -18,9 +18,9 @@ from cairn.core.errors import UsageError
 from cairn.models.hub import AUTO, BETTER, TINY, check_name, default_model
 
 if TYPE_CHECKING:
+    from cairn.cli.chat.chat_client import Talker
     from cairn.cli.chat.chat_loop import Chat
     from cairn.cli.chat.chat_state import Sampling
-    from cairn.cli.chat.chat_talker import Talker
 
 KEYS = ("CAIRN_API_KEY", "OPENAI_API_KEY")
 # How a model that runs here is sampled unless a flag says otherwise. The small ones are right only while they take the
@@ -153,8 +153,8 @@ def _question(options: ChatOptions) -> str | None:
 
 def _talker(options: ChatOptions) -> "Talker":
     if options.url is not None:
+        from cairn.cli.chat.chat_client import ServerTalker
         from cairn.cli.chat.chat_state import readable
-        from cairn.cli.chat.chat_talker import ServerTalker
 
         model = readable(options.model or "")
         return ServerTalker(options.url, model, _key(options), options.timeout)

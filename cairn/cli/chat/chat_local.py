@@ -11,10 +11,10 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cairn.cli.chat.chat_client import Ending, Piece
 from cairn.cli.chat.chat_state import Message, Sampling
-from cairn.cli.chat.chat_talker import Ending, Piece
-from cairn.core.collector import held_collector
 from cairn.core.errors import RequestError, UsageError
+from cairn.core.garbage_collection import held_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable

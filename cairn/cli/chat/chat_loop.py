@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from cairn.cli.chat import chat_state
+from cairn.cli.chat.chat_client import Ending, Talker
 from cairn.cli.chat.chat_commands import Command, Say, complete, help_lines, parse
 from cairn.cli.chat.chat_state import KNOBS, Conversation, Sampling, Turn, readable, with_setting
-from cairn.cli.chat.chat_talker import Ending, Talker
 from cairn.cli.chat.chat_terminal import Terminal
 from cairn.core.errors import CairnError, UsageError
 from cairn.core.units import format_duration

@@ -14,10 +14,10 @@ import tyro
 
 from cairn.cli.chat.decode_speed import Speed, in_words, speed_of
 from cairn.cli.chat.text_to_text import complete
-from cairn.core.collector import held_collector
 from cairn.core.config import load
 from cairn.core.errors import ConfigError, RequestError, UsageError
 from cairn.core.events import span
+from cairn.core.garbage_collection import held_collector
 from cairn.core.prose import in_terminal
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, check_name, default_model
@@ -342,10 +342,10 @@ def _read_prompt(options: Generate, opened: "OpenModel") -> "tuple[list[int], li
     if not options.image:
         return _prompt_ids(options, opened), []
     from cairn.models.vision.conversation import with_parts
-    from cairn.serve.media.sight import sight_of
+    from cairn.serve.media.picture_input import picture_input_of
 
-    sight, tokenizer = sight_of(opened), opened.tokenizer
-    if sight is None or tokenizer is None:
+    picture_input, tokenizer = picture_input_of(opened), opened.tokenizer
+    if picture_input is None or tokenizer is None:
         raise ConfigError(
             f"--image is given, and {options.model} reads text only",
             hint="use a model that sees, such as cairn-tiny-vl",
@@ -355,11 +355,11 @@ def _read_prompt(options: Generate, opened: "OpenModel") -> "tuple[list[int], li
     parts = [{"type": "image", "image": _file(path)} for path in options.image]
     user = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
     try:
-        whole, pictures = sight.read(
+        whole, pictures = picture_input.read(
             [*system, user], lambda split: tokenizer.chat(with_parts(split))
         )
     finally:
-        sight.close()
+        picture_input.close()
     return tokenizer.encode(whole, special=False), pictures
 
 

@@ -70,7 +70,7 @@ def run_operator(args: list[str]) -> int:
 async def _lead(options: OperatorRun) -> None:
     from cairn.cluster.operator import election
     from cairn.cluster.operator.api import connect
-    from cairn.cluster.operator.lead import lead
+    from cairn.cluster.operator.leader import lead
     from cairn.cluster.operator.manifests import NAME
     from cairn.cluster.operator.model import MODEL
     from cairn.cluster.operator.objects import Ref

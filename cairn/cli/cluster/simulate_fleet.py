@@ -169,7 +169,7 @@ def _prompts(options: SimulateFleet, limit: "Limits") -> "list[Prompt]":
 
 def _scaled(options: SimulateFleet, fleet: _Fleet, loads: list[float | None]) -> int:
     from cairn.cli.columns import lines
-    from cairn.fleet.scale import Rules
+    from cairn.fleet.scaling_policy import Rules
     from cairn.fleet.simulate_scale import run_scaled
 
     least, most = _range(options.scale)
@@ -244,7 +244,7 @@ def _time(seconds: float) -> str:
 
 def _policies(text: str) -> list[str]:
     """Those that are named, each once."""
-    from cairn.fleet.choose import POLICIES
+    from cairn.fleet.routing_policy import POLICIES
 
     if text == "all":
         return list(POLICIES)

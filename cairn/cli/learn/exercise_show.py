@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cairn.cli.learn.learn_show import wrapped
 from cairn.core.prose import in_terminal
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.exercises.exercise import Exercise
 from cairn.labs.exercises.grading import Figure, Grade, Result
 from cairn.labs.figures import figure

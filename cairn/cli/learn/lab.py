@@ -166,7 +166,7 @@ def run_report(args: list[str]) -> int:
     from cairn.labs import record
     from cairn.labs.catalogue import all_labs, labs_of
     from cairn.labs.figures import totals
-    from cairn.labs.foresight import foresight, said
+    from cairn.labs.prediction_accuracy import foresight, said
     from cairn.labs.wording import WORDS
 
     if options.html is not None:

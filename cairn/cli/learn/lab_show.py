@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from cairn.cli import columns
 from cairn.cli.learn.learn_show import wrapped
 from cairn.core.prose import in_terminal
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.entry import CheckLine, Entry, PlotLines
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
-from cairn.labs.foresight import said_guess
 from cairn.labs.lab import AREAS, Lab, Language, Words
+from cairn.labs.prediction_accuracy import said_guess
 from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report.terminal_plot import draw
 

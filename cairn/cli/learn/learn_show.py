@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from cairn.labs.catalogue import all_labs
-from cairn.labs.code_place import find_place
+from cairn.labs.code_location import find_place
 from cairn.labs.exercises.exercise import exercises_of
 from cairn.labs.lab import Language
 from cairn.labs.learner import Learner

@@ -68,15 +68,18 @@ def run(args: list[str]) -> int:
 
 
 def _print_outcome(aligned: "Aligned") -> None:
-    finished = aligned.finished
-    before = "" if aligned.first is None else f"{aligned.first:.3f} -> "
-    took = format_duration(finished.outcome.seconds)
-    print(f"held-out reward {before}{aligned.last:.3f} in {took}; report: {aligned.page}")
-    if finished.outcome.stopped_early:
+    finished, outcome = aligned.finished, aligned.finished.outcome
+    if outcome.stopped_early:
         again = resume_command(finished.folder, PROG)
-        print(f"stopped after step {finished.outcome.step}; go on with: {again}")
+        print(f"stopped after step {outcome.step}; go on with: {again}")
+    elif outcome.resumed == outcome.step:
+        print(f"nothing left to do: {finished.folder} has finished, at step {outcome.step}")
+    else:
+        print(f"finished after step {outcome.step}, in {format_duration(outcome.seconds)}")
+    before = "" if aligned.first is None else f"{aligned.first:.3f} -> "
+    print(f"held-out reward {before}{aligned.last:.3f}; report: {aligned.page}")
     if finished.model:
-        print(f"serve it: cairn serve {finished.model}")
+        print(f"the model is in {finished.model}; serve it: cairn serve {finished.model}")
 
 
 def _read(args: list[str]) -> AlignVerb:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def show_plan(config: Train, as_json: bool) -> int:
     from cairn.models.checkpoint import default_device
     from cairn.train.describe import spec_of
-    from cairn.train.refuse import check_layout
+    from cairn.train.run_checks import check_layout
 
     spec = spec_of(config.model)
     check_layout(config, spec, config.parallel.world())

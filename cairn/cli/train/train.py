@@ -200,8 +200,8 @@ def _train_here(config: Train, display: Display) -> "Finished":
     from cairn.models.checkpoint import default_device
     from cairn.train.describe import spec_of
     from cairn.train.launch import run_local
-    from cairn.train.refuse import check_layout
     from cairn.train.run import run as run_training
+    from cairn.train.run_checks import check_layout
 
     world = config.parallel.world()
     if world > 1:  # before ranks are started; each checks for itself in `prepare`

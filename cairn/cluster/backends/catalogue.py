@@ -1,8 +1,8 @@
 """Which engines there are, by name. Imports an engine only when it is asked for."""
 
 from cairn.cluster.backends.interface import Backend
+from cairn.cluster.node_reservation import NodeReservation
 from cairn.cluster.records import Record
-from cairn.cluster.seats import Seats
 from cairn.core.errors import UsageError, did_you_mean
 
 ENGINES = ("local", "ray", "slurm", "kubernetes")
@@ -36,12 +36,12 @@ def backend_of(record: Record) -> Backend:
     return backend(record.engine, record.target, record.address)
 
 
-def seats_of(record: Record) -> Seats:
+def reservation_of(record: Record) -> NodeReservation:
     """For the supervisor: where the nodes of a job come from."""
     if record.engine == "ray":
-        from cairn.cluster.backends.ray_seats import RaySeats
+        from cairn.cluster.backends.ray_placement import RayReservation
 
-        return RaySeats(record.address)
-    from cairn.cluster.backends.local import LocalSeats
+        return RayReservation(record.address)
+    from cairn.cluster.backends.local import LocalReservation
 
-    return LocalSeats(record)
+    return LocalReservation(record)

@@ -23,11 +23,11 @@ from cairn.cluster import records, supervisor_process
 from cairn.cluster.backends import local_gpus
 from cairn.cluster.elastic import Rendezvous, agent_argv, inherited, rank_argv
 from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.leftovers import OF_A_RUN, end_leftovers, mark_of
+from cairn.cluster.leftover_processes import OF_A_RUN, end_leftovers, mark_of
+from cairn.cluster.node_reservation import Handle, ReservedNode
 from cairn.cluster.orphan_reaper import OrphanReaper
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import Plan
-from cairn.cluster.seats import Handle, Seat
 from cairn.cluster.secret_env import write_private
 from cairn.core.die_with_parent import die_with_parent
 
@@ -52,7 +52,7 @@ class ProcessNode:
             self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
 
-class LocalSeats:
+class LocalReservation:
     """Nodes out of this machine: processes, and GPUs that no other job from here holds."""
 
     address = LOOPBACK
@@ -76,10 +76,12 @@ class LocalSeats:
         }
         return None
 
-    def start(self, seat: Seat, argv: list[str], env: dict[str, str], log: Path) -> Handle:
+    def start(
+        self, reserved: ReservedNode, argv: list[str], env: dict[str, str], log: Path
+    ) -> Handle:
         if self.reaper is None:
             self.reaper = OrphanReaper({OF_A_RUN: env[OF_A_RUN]})
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus.get(seat.index, [])))}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus.get(reserved.index, [])))}
         with log.open("ab") as out:
             process = subprocess.Popen(
                 argv,
@@ -90,8 +92,8 @@ class LocalSeats:
                 env=inherited({**visible, **env}),
                 preexec_fn=die_with_parent,
             )
-        self.marks[seat.name] = mark_of(env)
-        return ProcessNode(process, self.marks[seat.name])
+        self.marks[reserved.name] = mark_of(env)
+        return ProcessNode(process, self.marks[reserved.name])
 
     def release(self) -> None:
         for mark in self.marks.values():

@@ -38,7 +38,7 @@ class Ray:
             )
         import ray
 
-        from cairn.cluster.backends.ray_seats import LOCAL, connect
+        from cairn.cluster.backends.ray_placement import LOCAL, connect
 
         try:
             connect(self.address)
@@ -98,7 +98,7 @@ def nodes_of(listed: list[dict]) -> list[Node]:
 
 def render(plan: Plan) -> str:
     """The placement group and the command of every bundle."""
-    from cairn.cluster.backends.ray_seats import bundles_of, placement_of
+    from cairn.cluster.backends.ray_placement import bundles_of, placement_of
 
     actors = []
     for group in plan.groups:

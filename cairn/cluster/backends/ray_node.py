@@ -13,7 +13,7 @@ import uuid
 
 import psutil
 
-from cairn.cluster.leftovers import end_leftovers, mark_of
+from cairn.cluster.leftover_processes import end_leftovers, mark_of
 from cairn.cluster.orphan_reaper import OrphanReaper
 from cairn.core.die_with_parent import die_with_parent
 

@@ -13,7 +13,7 @@ import shlex
 
 import msgspec
 
-from cairn.cluster.backends.slurm_again import NEVER
+from cairn.cluster.backends.slurm_restart import NEVER
 from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.spec import Job
@@ -68,7 +68,7 @@ exit "$status"
 
 _AGAIN = """\
 if [ "$status" != 0 ] && [ "$CAIRN_ATTEMPT" -lt {most} ]; then
-    left_out=$({python} -m cairn.cluster.backends.slurm_again {run})
+    left_out=$({python} -m cairn.cluster.backends.slurm_restart {run})
     if [ $? != {never} ] && {{ [ -n "$left_out" ] || {always}; }}; then
         trap '' TERM  # Slurm ends this script with the attempt, and one word more has to be said
         scontrol requeue "$SLURM_JOB_ID" || exit "$status"

@@ -1,4 +1,4 @@
-"""Which of several operators acts: the one that holds a Lease. Pure; `lead` writes what is decided here.
+"""Which of several operators acts: the one that holds a Lease. Pure; `leader` writes what is decided here.
 
 A holder renews three times within the Lease's duration; another takes it when it has seen no change for that long by
 its own clock, so clocks of two machines are never compared. Writes carry the resourceVersion: of two that take it at

@@ -9,7 +9,7 @@ change costs a restart, so a job that is nearly done is left alone. Pure.
 from itertools import islice
 
 from cairn.cluster.simulate.backfill import LOOK, backfill, who_came
-from cairn.cluster.simulate.free import Free
+from cairn.cluster.simulate.free_gpus import Free
 from cairn.cluster.simulate.jobs import MILLI, Action, Job, Resize, Running, Start
 from cairn.cluster.simulate.offers import upper_half
 from cairn.cluster.simulate.view import View

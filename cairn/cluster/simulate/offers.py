@@ -6,7 +6,7 @@
 `emptied` counts the nodes that would be idle if every job halved that can. Knows no time and no queue.
 """
 
-from cairn.cluster.simulate.free import Free, lowest_bits
+from cairn.cluster.simulate.free_gpus import Free, lowest_bits
 from cairn.cluster.simulate.jobs import Job, Pieces, Running
 
 

@@ -22,12 +22,12 @@ import msgspec
 from cairn.cluster.simulate.backfill import LOOK, backfill, start_or_backfill, who_came
 from cairn.cluster.simulate.deadline import decide_deadline
 from cairn.cluster.simulate.elastic import decide_elastic
-from cairn.cluster.simulate.free import Rule, tightest
+from cairn.cluster.simulate.fgd_placement import fgd_rule
+from cairn.cluster.simulate.free_gpus import Rule, tightest
 from cairn.cluster.simulate.jobs import Action, Job, Start
-from cairn.cluster.simulate.line import Key
 from cairn.cluster.simulate.preemption import decide_priority
-from cairn.cluster.simulate.rules import fgd_rule
 from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.waiting_queue import Key
 
 Decide = Callable[[View], Action | None]
 

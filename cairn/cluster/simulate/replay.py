@@ -28,9 +28,9 @@ from cairn.cluster.simulate.jobs import (
     check_cluster,
     impossible,
 )
-from cairn.cluster.simulate.line import Line
 from cairn.cluster.simulate.policies import Policy
 from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.waiting_queue import Line
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from cairn.cluster.simulate.free import Free
+from cairn.cluster.simulate.free_gpus import Free
 from cairn.cluster.simulate.jobs import MILLI, Job, Running
 
 

@@ -6,13 +6,13 @@ nothing more to do at this time. Durations are hidden: a policy sees limits.
 
 from collections.abc import Iterable
 
-from cairn.cluster.simulate.free import Free, Rule, tightest
+from cairn.cluster.simulate.fair_share import Shares
+from cairn.cluster.simulate.free_gpus import Free, Rule, tightest
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Pieces, Running, Start
-from cairn.cluster.simulate.line import Line
 from cairn.cluster.simulate.offers import Offers
 from cairn.cluster.simulate.reservation import Reservation, reserve
-from cairn.cluster.simulate.shares import Shares
 from cairn.cluster.simulate.timeline import Timeline
+from cairn.cluster.simulate.waiting_queue import Line
 
 
 class View:

@@ -24,7 +24,7 @@ from cairn.comm.backend.errors import (
     RankMismatch,
 )
 from cairn.comm.backend.group import CairnGroup
-from cairn.comm.backend.joining import SCHEME, rendezvous
+from cairn.comm.backend.init_method import SCHEME, rendezvous
 from cairn.comm.backend.options import Options, checked, from_environment
 from cairn.comm.backend.sparse import SparseState, sparse_hook
 

@@ -18,8 +18,8 @@ import torch
 from cairn.comm.backend import reduction
 from cairn.comm.backend.choice import Places, choose
 from cairn.comm.backend.executor import Executor
-from cairn.comm.backend.flight import FlightRecorder
-from cairn.comm.backend.guard import Guard
+from cairn.comm.backend.flight_recorder import FlightRecorder
+from cairn.comm.backend.hang_detector import HangDetector
 from cairn.comm.backend.options import Options
 from cairn.comm.backend.program import (
     Program,
@@ -38,7 +38,9 @@ ALIGNED = 16  # elements: chunks begin where vector instructions like it
 
 
 class Collectives:
-    def __init__(self, mesh: Mesh, guard: Guard, options: Options, flight: FlightRecorder) -> None:
+    def __init__(
+        self, mesh: Mesh, guard: HangDetector, options: Options, flight: FlightRecorder
+    ) -> None:
         self.rank, self.ranks = mesh.rank, len(mesh.hosts)
         hosts = list(dict.fromkeys(mesh.hosts))
         self.order = sorted(range(self.ranks), key=lambda r: (hosts.index(mesh.hosts[r]), r))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cairn.comm.backend.errors import CommError, GroupStopped
-from cairn.comm.backend.guard import LOOK_S, Guard
+from cairn.comm.backend.hang_detector import LOOK_S, HangDetector
 from cairn.comm.backend.link import Incoming, Outgoing
 from cairn.comm.backend.wire import Call, call_of
 from cairn.comm.backend.work import Operation
@@ -29,7 +29,7 @@ def message(view: torch.Tensor, tag: int) -> Call:
 
 
 class Sender:
-    def __init__(self, peer: int, link: Any, guard: Guard, timeout_s: float) -> None:
+    def __init__(self, peer: int, link: Any, guard: HangDetector, timeout_s: float) -> None:
         self._peer, self._link, self._guard, self._timeout_s = peer, link, guard, timeout_s
         self._queue: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"cairn-to-{peer}", daemon=True)
@@ -68,7 +68,9 @@ class Sender:
 
 
 class Receiver:
-    def __init__(self, peer: int, name: int, link: Any, guard: Guard, timeout_s: float) -> None:
+    def __init__(
+        self, peer: int, name: int, link: Any, guard: HangDetector, timeout_s: float
+    ) -> None:
         self._peer, self._name, self._link = peer, name, link
         self._guard, self._timeout_s = guard, timeout_s
         self._waiting: list[Posted] = []
@@ -178,7 +180,7 @@ class Receiver:
         self._guard.look(call, self._peer, self._link, since, self._timeout_s, receiving=True)
 
 
-def _attempt(guard: Guard, job: Any, *args: Any) -> BaseException | None:
+def _attempt(guard: HangDetector, job: Any, *args: Any) -> BaseException | None:
     """What went wrong, if anything; then the group is stopped."""
     try:
         if guard.reason is not None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cairn.comm.backend.guard import LOOK_S, Guard
+from cairn.comm.backend.hang_detector import LOOK_S, HangDetector
 from cairn.comm.backend.link import Combine, Incoming, Link, Outgoing
 from cairn.comm.backend.program import Program
 from cairn.comm.backend.tcp_link import TcpLink, sleep_for_any
@@ -38,7 +38,7 @@ class Executor:
         links: dict[int, Link],
         names: list[int],
         order: list[int],
-        guard: Guard,
+        guard: HangDetector,
         spin_us: float,
     ) -> None:
         self._links, self._names, self._order, self._guard = links, names, order, guard

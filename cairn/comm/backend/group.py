@@ -20,8 +20,8 @@ from cairn.comm.backend.aggregator import CHUNK_BYTES, POOL, switch_all_reduce
 from cairn.comm.backend.arguments import put_back
 from cairn.comm.backend.collectives import Collectives
 from cairn.comm.backend.errors import CommError
-from cairn.comm.backend.flight import FlightRecorder, write_dump
-from cairn.comm.backend.guard import Guard
+from cairn.comm.backend.flight_recorder import FlightRecorder, write_dump
+from cairn.comm.backend.hang_detector import HangDetector
 from cairn.comm.backend.messages import Messages
 from cairn.comm.backend.options import Options
 from cairn.comm.backend.rendezvous import DIRECT, meet
@@ -48,7 +48,7 @@ class CairnGroup(Base):
         self.flight = FlightRecorder(names)
         mesh = meet(store, rank, world, names, timeout, options)
         dump = partial(write_dump, options.dump, names[rank]) if options.dump else lambda: None
-        self._guard = Guard(mesh, store, dump)
+        self._guard = HangDetector(mesh, store, dump)
         self.collectives = Collectives(mesh, self._guard, options, self.flight)
         self._messages = Messages(
             mesh.links[DIRECT], rank, names, self._guard, self._timeout_s, self.flight

@@ -9,8 +9,8 @@ import torch
 
 from cairn.comm.backend.direct import Receiver, Sender, message
 from cairn.comm.backend.errors import CommError
-from cairn.comm.backend.flight import FlightRecorder
-from cairn.comm.backend.guard import Guard
+from cairn.comm.backend.flight_recorder import FlightRecorder
+from cairn.comm.backend.hang_detector import HangDetector
 from cairn.comm.backend.link import Link
 from cairn.comm.backend.work import Operation
 
@@ -23,7 +23,7 @@ class Messages:
         links: dict[int, Link],
         rank: int,
         names: list[int],
-        guard: Guard,
+        guard: HangDetector,
         timeout_s: float,
         flight: FlightRecorder,
     ) -> None:

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.backend.ordered import ordered_all_reduce, ordered_reduce_scatter
+from cairn.comm.backend.ordered_reduction import ordered_all_reduce, ordered_reduce_scatter
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.ops import Collective, Kind, Schedule
 
-ORDERED = "ordered"  # sums in the order of the ranks; see `ordered`
+ORDERED = "ordered"  # sums in the order of the ranks; see `ordered_reduction`
 
 
 class Step(NamedTuple):

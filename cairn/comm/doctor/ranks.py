@@ -76,9 +76,9 @@ def run_ranks(
 def flight_recording(backend: str = "gloo", stacks: bool = False) -> bytes:
     """This rank's dump, as torch writes it; to name the lines of the stacks takes seconds."""
     if backend == "cairn":
-        from cairn.comm.backend import flight
+        from cairn.comm.backend import flight_recorder
 
-        return msgspec.json.encode(flight.dump())
+        return msgspec.json.encode(flight_recorder.dump())
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)

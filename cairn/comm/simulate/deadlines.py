@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from cairn.comm.simulate.fair import max_min
+from cairn.comm.simulate.max_min_fairness import max_min
 from cairn.comm.simulate.topology import NO_LINK
 from cairn.core.errors import ConfigError, did_you_mean
 

@@ -14,7 +14,7 @@ import numpy as np
 from cairn.comm.schedule.ops import Collective
 from cairn.comm.schedule.tree import TOP, double_tree_parents
 from cairn.comm.simulate import faults as wrong
-from cairn.comm.simulate.fair import connection_rates
+from cairn.comm.simulate.max_min_fairness import connection_rates
 from cairn.comm.simulate.pipeline import Tick, around_ring, by_doubling, down_tree, up_tree
 from cairn.comm.simulate.topology import Topology, delay_us, links, route
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.plan import Leg
-from cairn.comm.transfer.runs import Runs
 
 FLOATS = ("float32", "float16", "bfloat16")
 LANDING = "landing"  # the region of a target in which bytes arrive

@@ -7,7 +7,7 @@ kilobytes at a time, because Python's cost for each would be more than the copy.
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.comm.transfer.runs import Runs
+from cairn.comm.transfer.byte_runs import Runs
 
 Bytes = NDArray[np.uint8]
 FEW = 8  # runs: not worth a table

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import PeerLost, TransferError
 from cairn.comm.transfer.mover import (
@@ -34,7 +35,6 @@ from cairn.comm.transfer.mover import (
     Patience,
     Peer,
 )
-from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.sockets import CONNECT_S, bound, dialled, name_of
 from cairn.comm.transfer.transport import (
     Done,

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.copies import Bytes
-from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Wire
 

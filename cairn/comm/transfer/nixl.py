@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Offsets, Runs
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.mover import PATIENCE, End, Patience, Peer
-from cairn.comm.transfer.runs import Offsets, Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Gone
 from cairn.core.shared_secret import Secret

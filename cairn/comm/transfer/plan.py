@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cairn.comm.transfer.balance import Piece, share_out
+from cairn.comm.transfer.byte_runs import Runs, merged, runs_between, written_twice
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.runs import Runs, merged, runs_between, written_twice
 from cairn.comm.transfer.shard import Box, Shard, overlap
 
 

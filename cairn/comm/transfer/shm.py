@@ -21,11 +21,11 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.copies import Bytes, copy_runs
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.mover import PATIENCE, End, Patience, Peer
-from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Gone
 

@@ -15,11 +15,11 @@ import threading
 import msgspec
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Offsets, Runs
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.mover import OWN, PATIENCE, End, Patience, Peer
-from cairn.comm.transfer.runs import Offsets, Runs
 from cairn.comm.transfer.transport import Region, check_reach
 from cairn.comm.transfer.wire import Frame, Gone, Scattered
 from cairn.core.shared_secret import Secret

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Offsets, Runs
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.runs import Offsets, Runs
 
 
 class Joined(NamedTuple):

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cairn.comm.transfer.byte_runs import Offsets, Runs
 from cairn.comm.transfer.copies import SHORT, Bytes, copy_runs
-from cairn.comm.transfer.runs import Offsets, Runs
 
 HEADER = struct.Struct("<4sBQIQ")
 MAGIC = b"CRN1"

@@ -36,8 +36,8 @@ def timed_steps(rank: int, count: int, steps: int, slow: float) -> list[tuple[fl
 
 def detected(steps: list[list[tuple[float, float]]]) -> dict[int, int]:
     """Rank -> step at which the trainer's detector calls it slow."""
-    from cairn.train.recovery.board import TRAINING
-    from cairn.train.recovery.detect import RankView, Slowness
+    from cairn.train.recovery.failure_detection import RankView, Slowness
+    from cairn.train.recovery.status_board import TRAINING
 
     watch, detected_at = Slowness(factor=2.0), {}
     for number in range(len(steps[0])):

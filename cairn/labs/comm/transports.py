@@ -14,8 +14,8 @@ from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
+    from cairn.comm.transfer.byte_runs import Runs
     from cairn.comm.transfer.endpoint import Endpoint
-    from cairn.comm.transfer.runs import Runs
     from cairn.hw.ceilings import Measured
 
 RUNS = (256, 4 << 10, 64 << 10, 1 << 20)
@@ -33,7 +33,7 @@ def scattered(size: int, total: int) -> "Runs":
     """Runs of one length in an order that nothing can merge."""
     import numpy as np
 
-    from cairn.comm.transfer.runs import Runs
+    from cairn.comm.transfer.byte_runs import Runs
 
     count = max(1, min(MOST_RUNS, total // size))
     order = np.random.default_rng(0).permutation(count)
@@ -83,7 +83,7 @@ def wrong_bytes(end: "Endpoint", runs: "Runs") -> int:
 
 
 def run(bench: Workbench) -> Outcome:
-    from cairn.comm.transfer.choose import unusable
+    from cairn.comm.transfer.choose_transport import unusable
 
     kinds = ["memcpy", "tcp", "shm"] + (
         ["nixl"] if not bench.quick and unusable("nixl") is None else []

@@ -1,6 +1,6 @@
 """What a learner did with exercises: one line for each start, hint and check, added and never changed.
 
-$CAIRN_DATA/exercises.jsonl, beside the lab record. How lines are kept is `kept_lines`.
+$CAIRN_DATA/exercises.jsonl, beside the lab record. How lines are kept is `append_only_file`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from cairn.labs import kept_lines, record
+from cairn.labs import append_only_file, record
 
 FILE = "exercises.jsonl"
 NAME = "the journal of exercises"
@@ -25,12 +25,12 @@ class Line(msgspec.Struct, frozen=True):
 
 def add(exercise: str, did: Did) -> None:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    kept_lines.append(record.data_folder() / FILE, Line(exercise, at, did), NAME)
+    append_only_file.append(record.data_folder() / FILE, Line(exercise, at, did), NAME)
 
 
 def read() -> list[Line]:
     decode = msgspec.json.Decoder(Line).decode
-    return kept_lines.read(record.data_folder() / FILE, decode, NAME).values
+    return append_only_file.read(record.data_folder() / FILE, decode, NAME).values
 
 
 def passed(lines: Sequence[Line]) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.core.errors import HardwareError
-from cairn.labs.in_turn import fastest_in_turn
+from cairn.labs.interleaved_timing import fastest_in_turn
 from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.needs import c_compiler
 from cairn.labs.workbench import Workbench

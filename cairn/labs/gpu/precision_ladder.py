@@ -10,7 +10,7 @@ are spread evenly in the logarithm (sqrt(2.164)), for two operands (sqrt(2)).
 import math
 from typing import Any
 
-from cairn.labs.in_turn import fastest_in_turn
+from cairn.labs.interleaved_timing import fastest_in_turn
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench

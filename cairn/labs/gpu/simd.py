@@ -11,7 +11,7 @@ number has.
 from collections.abc import Callable
 from typing import Any
 
-from cairn.labs.in_turn import fastest_in_turn
+from cairn.labs.interleaved_timing import fastest_in_turn
 from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 

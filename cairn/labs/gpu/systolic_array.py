@@ -113,7 +113,7 @@ def real_matrices(rows: int, columns: int) -> tuple[Any, Any]:
     import numpy as np
 
     from cairn.compress.calibration import token_ids, windows
-    from cairn.compress.walk import walk
+    from cairn.compress.layer_by_layer import walk
     from cairn.models.runnable import open_model
 
     opened = open_model("cairn-tiny")

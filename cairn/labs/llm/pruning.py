@@ -97,8 +97,8 @@ def _table(size: int) -> Table:
 def _of_a_layer(bench: Workbench) -> dict[str, float]:
     """Output that half of the first layer's weights take with them, by method, for the shipped model."""
     from cairn.compress.calibration import token_ids, windows
+    from cairn.compress.layer_by_layer import walk
     from cairn.compress.prune import Method, Sparsity, pruned
-    from cairn.compress.walk import walk
     from cairn.models.runnable import open_model
 
     bench.step("pruning a layer of cairn-tiny")

@@ -15,8 +15,8 @@ from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.vision.cost import tower_flops
-from cairn.models.vision.rules import ImageRules, layout_of
 from cairn.models.vision.spec import ProjectorSpec, TowerSpec, VisionSpec
+from cairn.models.vision.tiling_rules import ImageRules, layout_of
 
 if TYPE_CHECKING:
     from cairn.models.vision.tower import Tower

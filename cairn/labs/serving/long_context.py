@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from cairn.labs.in_turn import fastest_in_turn
+from cairn.labs.interleaved_timing import fastest_in_turn
 from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench

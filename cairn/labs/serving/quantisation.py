@@ -165,7 +165,7 @@ def _gptq_over_nearest(bench: Workbench, grid: "Grid") -> float:
     import torch
 
     from cairn.compress.gptq import gptq
-    from cairn.compress.walk import walk
+    from cairn.compress.layer_by_layer import walk
     from cairn.models.quantized.planes import dequantized
     from cairn.models.quantized.rounding import fake_quantized
 

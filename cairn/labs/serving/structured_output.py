@@ -70,7 +70,7 @@ def run(bench: Workbench) -> Outcome:
     from cairn.serve.config import EngineConfig
     from cairn.serve.engine.start import start_with
     from cairn.serve.grammar import Grammars
-    from cairn.serve.guide import Guide
+    from cairn.serve.structured_output import Guide
 
     opened = open_model("cairn-tiny")
     assert opened.tokenizer is not None

@@ -3,7 +3,7 @@
 The same names, shapes and values as the checkpoint that was converted, and its config.json, so that
 nothing above this file knows about GGUF. The file is mapped, not read: opening costs the header, a
 tensor costs its own bytes. It knows how ggml stores numbers; it does not know the container
-(`header`), models (`config`, `names`) or tokenizers, which others make of metadata.
+(`header`), models (`config`, `tensor_names`) or tokenizers, which others make of metadata.
 
     file -header-> metadata -config-> config()
                    tensors  -names--> names() -dequantize, undo-> tensor()
@@ -21,14 +21,14 @@ import torch
 from cairn.core.errors import WeightsError
 from cairn.kernels.cpu.packed_product import TYPES, Blocks
 from cairn.models.gguf.block_types import BlockType
-from cairn.models.gguf.changes import join_key_heads, join_latent, undo
 from cairn.models.gguf.config import hf_config
 from cairn.models.gguf.header import Header, StoredTensor, read_header
 from cairn.models.gguf.keys import ROPE_FACTORS
-from cairn.models.gguf.names import Source, hf_sources
-from cairn.models.quantized.cuts import rows_in_order
+from cairn.models.gguf.tensor_names import Source, hf_sources
+from cairn.models.gguf.value_transforms import join_key_heads, join_latent, undo
 from cairn.models.quantized.gguf_blocks import BLOCKS, block_planes
 from cairn.models.quantized.planes import Planes
+from cairn.models.quantized.sharding import rows_in_order
 from cairn.models.quantized.source import PlanesShape
 
 _UNQUANTISED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -24,7 +24,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while th
     "leading_dense_block_count": (0,),
     "pooling_type": (0, -1),  # none, unspecified
     "rope.scaling.finetuned": (True, False),
-    "tensor_data_layout": ("Meta AI original pth",),  # the rotary order that `names` undoes
+    "tensor_data_layout": ("Meta AI original pth",),  # the rotary order that `tensor_names` undoes
     "use_parallel_residual": (False,),
 }
 

@@ -14,10 +14,10 @@ import torch
 
 from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.export import single_tensors
-from cairn.models.gguf.changes import redo
 from cairn.models.gguf.file import GGUFFile
 from cairn.models.gguf.keys import ROPE_FACTORS
-from cairn.models.gguf.names import Source
+from cairn.models.gguf.tensor_names import Source
+from cairn.models.gguf.value_transforms import redo
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.rounding import SCHEMES, rounded
 from cairn.models.quantized.stored_planes import stored_planes

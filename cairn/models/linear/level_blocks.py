@@ -16,8 +16,8 @@ from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.form import Form
 from cairn.models.linear.maps import linears
 from cairn.models.linear.planes_form import FloatForm, PlanesForm, SideBySide
-from cairn.models.quantized.cuts import by_row
 from cairn.models.quantized.planes import Planes, dequantized, level_values
+from cairn.models.quantized.sharding import by_row
 
 
 def obstacle(planes: Planes) -> str | None:

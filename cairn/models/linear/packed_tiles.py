@@ -30,9 +30,9 @@ from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import dequantised_product
-from cairn.models.quantized.cuts import by_row
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.rounding import SCHEMES, rounded
+from cairn.models.quantized.sharding import by_row
 
 GROUP = 128
 # What the kernels call the kinds of planes.

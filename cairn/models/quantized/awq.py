@@ -6,9 +6,10 @@ qweight int32 [K, N/8], qzeros int32 [K/g, N/8], scales [K/g, N]; w = (level - z
 import torch
 from torch import Tensor
 
+from cairn.models.quantized.bit_packing import unpacked
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored import (
+from cairn.models.quantized.stored_matrix import (
     FLOATS,
     WORDS,
     Expected,
@@ -17,7 +18,6 @@ from cairn.models.quantized.stored import (
     groups,
     integer_planes,
 )
-from cairn.models.quantized.words import unpacked
 
 VALUES = 8  # of 4 bits in a word
 PLACES = (

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import WeightsError
+from cairn.models.quantized.bit_packing import nibbles, unpacked, words_for
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored import (
+from cairn.models.quantized.stored_matrix import (
     BYTES,
     FLOATS,
     FP8,
@@ -29,7 +30,6 @@ from cairn.models.quantized.stored import (
     groups,
     integer_planes,
 )
-from cairn.models.quantized.words import nibbles, unpacked, words_for
 
 Device = torch.device | str
 MX_BIAS, MX_NAN = 127, 255  # of an e8m0 exponent

@@ -7,9 +7,10 @@ The first version of the format stores zero - 1, the second the zero.
 import torch
 
 from cairn.core.errors import WeightsError
+from cairn.models.quantized.bit_packing import WORD, unpacked, words_for
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored import (
+from cairn.models.quantized.stored_matrix import (
     FLOATS,
     WORDS,
     Expected,
@@ -18,7 +19,6 @@ from cairn.models.quantized.stored import (
     groups,
     integer_planes,
 )
-from cairn.models.quantized.words import WORD, unpacked, words_for
 
 
 def layout(stored: Stored, scheme: Scheme) -> Layout:

@@ -10,7 +10,7 @@ import torch
 from cairn.models.quantized.compressed_tensors import input_scale, scale_shape
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored import FLOATS, FP8, ONE, Expected, Layout, Stored, groups
+from cairn.models.quantized.stored_matrix import FLOATS, FP8, ONE, Expected, Layout, Stored, groups
 
 SCALES = (*FLOATS, torch.float8_e8m0fnu)
 

@@ -19,8 +19,8 @@ from cairn.models.linear.form import Form
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.planes_form import FloatForm, SideBySide
 from cairn.models.linear.registry import fast_form, form_of_planes
-from cairn.models.quantized.cuts import check_columns, cut_columns, cut_rows, joined
 from cairn.models.quantized.planes import Planes, dequantized
+from cairn.models.quantized.sharding import check_columns, cut_columns, cut_rows, joined
 from cairn.models.quantized.source import HasPlanes
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.transformer import Transformer

@@ -18,8 +18,8 @@ from cairn.kernels.experts.matrices import HIGHEST, Mxfp4Experts, pack_mxfp4
 from cairn.models.build import Slot
 from cairn.models.experts import ExpertLayer
 from cairn.models.quantized.load import QuantizedSource, Where
-from cairn.models.room import free_bytes
 from cairn.models.transformer import Transformer
+from cairn.models.weights_fit import free_bytes
 
 LARGEST_SHARE = 0.6  # of the free memory, for experts in floating point
 ONE = 127  # the exponent that stands for a scale of 1

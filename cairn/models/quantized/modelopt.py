@@ -7,11 +7,11 @@ NVFP4   weight uint8 [N, K/2], weight_scale e4m3 [N, K/16], weight_scale_2: w = 
 
 import torch
 
+from cairn.models.quantized.bit_packing import nibbles
 from cairn.models.quantized.compressed_tensors import input_scale
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored import BYTES, FLOATS, FP8, ONE, Expected, Layout, Stored
-from cairn.models.quantized.words import nibbles
+from cairn.models.quantized.stored_matrix import BYTES, FLOATS, FP8, ONE, Expected, Layout, Stored
 
 GROUP = 16
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import WeightsError
+from cairn.models.quantized.bit_packing import nibbles
 from cairn.models.quantized.compressed_tensors import powers_of_two
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.words import nibbles
 
 GROUP = 32
 # Rows of one of the parts that checkpoints of other families store apart.

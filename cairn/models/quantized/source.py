@@ -18,7 +18,7 @@ from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.quantized import awq, compressed_tensors, gptq, hf_fp8, modelopt, mxfp4
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.scheme import Format, Quantization, Scheme
-from cairn.models.quantized.stored import Layout, Stored, column_order
+from cairn.models.quantized.stored_matrix import Layout, Stored, column_order
 from cairn.models.safetensors_file import TensorSource
 
 Device = torch.device | str

@@ -13,8 +13,8 @@ import torch
 from cairn.core.errors import UnsupportedModel
 from cairn.models.build import Slot
 from cairn.models.checkpoint_names import Source, sources
-from cairn.models.quantized.cuts import joined, rows_in_order
 from cairn.models.quantized.planes import Planes
+from cairn.models.quantized.sharding import joined, rows_in_order
 from cairn.models.transformer import Transformer
 
 

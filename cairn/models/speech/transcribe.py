@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import RequestError
+from cairn.models.speech.decoding_rules import TEMPERATURES, Decoded, allowed, looks_wrong
 from cairn.models.speech.load import OpenWhisper
 from cairn.models.speech.mel import log_mel
 from cairn.models.speech.model import Sounds, Texts, Whisper, joined
-from cairn.models.speech.rules import TEMPERATURES, Decoded, allowed, looks_wrong
 from cairn.models.speech.windows import Window
 
 Task = Literal["transcribe", "translate"]

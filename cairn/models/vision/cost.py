@@ -1,7 +1,7 @@
 """What pictures cost: weights and FLOPs of a tower, and the tokens that a picture of some size becomes. No torch.
 
-Weights leave out biases and norms of the projector. Rows are those of the usual rules of a family (`vision.rules` has
-them exactly, once the files of a checkpoint are there).
+Weights leave out biases and norms of the projector. Rows are those of the usual rules of a family
+(`vision.tiling_rules` has them exactly, once the files of a checkpoint are there).
 """
 
 import math

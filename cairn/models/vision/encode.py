@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.prompt import rows_of
-from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.tiling_rules import ImageRules
 from cairn.models.vision.tower import Grid, Tower, patches_of
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cairn.core.errors import ConfigError, RequestError
-from cairn.models.vision.rules import ImageRules, Layout, Size, layout_of
+from cairn.models.vision.tiling_rules import ImageRules, Layout, Size, layout_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,9 +13,9 @@ from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.hw.host import read_memory
 from cairn.models.cache import CacheGroup, cache_groups, page_bytes, state_bytes, with_draft_layer
-from cairn.models.room import free_bytes
 from cairn.models.runnable import Runnable
 from cairn.models.spec import ModelSpec
+from cairn.models.weights_fit import free_bytes
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.sizing import (

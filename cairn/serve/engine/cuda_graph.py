@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cairn.core.collector import held_collector
 from cairn.core.events import instant, span
+from cairn.core.garbage_collection import held_collector
 from cairn.serve.engine.batch import Layout, most_pages
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward

@@ -30,7 +30,6 @@ from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cuda_graph import Graphs, Shape, shared_sizes
 from cairn.serve.engine.eager_steps import draw_special, large_shapes
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
-from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.pages import Paged
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
@@ -39,12 +38,13 @@ from cairn.serve.engine.sleep_memory import GpuMemory
 from cairn.serve.engine.spans import Reach, reaches_of
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.engine.step_budget import mixed_step_tokens
+from cairn.serve.engine.two_batch_overlap import TwoBatchOverlap, suits
 
 # What the host needs to launch a layer kernel by kernel, and what experts add to that (beside an H200).
 LAYER_S, EXPERTS_S = 0.0013, 0.0015
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
-Forms = tuple[Fused | None, Halves | None]  # that a step may run in
+Forms = tuple[Fused | None, TwoBatchOverlap | None]  # that a step may run in
 
 
 def launch_s(model: Transformer) -> float:
@@ -127,7 +127,9 @@ class GPURunner(Runner):
         whole = head is not None or spec.is_recurrent
         if self.fused is not None and not whole and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
-            self.halves = Halves(self.fused, (self.workspace, other), self.pool.scales is not None)
+            self.halves = TwoBatchOverlap(
+                self.fused, (self.workspace, other), self.pool.scales is not None
+            )
         self._first_layers: Forms | None = None  # of both, for `_warm`
         self._all_layers_ran = False
         if self.fused is not None and not whole:

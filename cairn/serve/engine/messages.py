@@ -21,7 +21,7 @@ from cairn.serve.engine.request import Finish, Ledger, Limits
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
-from cairn.serve.guide import Guide
+from cairn.serve.structured_output import Guide
 
 
 class EngineFailed(CairnError):

@@ -33,7 +33,7 @@ from cairn.serve.engine.compiled_layers import CompiledLayers
 from cairn.serve.engine.cpu_threads import few_tokens, one_thread
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
-from cairn.serve.engine.recorded import serving_form
+from cairn.serve.engine.recorded_step import serving_form
 from cairn.serve.engine.request import Limits, Request, special
 from cairn.serve.engine.sampler import Sampler
 from cairn.serve.engine.spans import reaches_of
@@ -88,7 +88,7 @@ class Runner:
     ) -> None:
         """`dtype`: of the cache, with `scales` if that is float8; by default the model's. `head`: drafts.
 
-        `lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`.
+        `lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded_step`.
         """
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device

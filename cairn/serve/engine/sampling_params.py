@@ -79,7 +79,9 @@ class SamplingParams(
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    structured_outputs: Any = None  # a `StructuredOutputs`, or a dict with its fields; see `guide`
+    structured_outputs: Any = (
+        None  # a `StructuredOutputs`, or a dict with its fields; see `structured_output`
+    )
 
     def __post_init__(self) -> None:
         _normalise(self)

@@ -19,10 +19,10 @@ from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.batch_invariant import InvariantRunner
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.choose_limits import cache_type, choose_limits, limits_context
 from cairn.serve.engine.cpu_threads import limit_threads
-from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.media import WaitingForRows
 from cairn.serve.engine.ranks import Ranks, device_kind, device_of

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cairn.models.vision.encode import picture_rows
 from cairn.models.vision.picture import Picture
-from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.tiling_rules import ImageRules
 from cairn.models.vision.tower import Tower
 from cairn.serve.engine.media import NewRows
 

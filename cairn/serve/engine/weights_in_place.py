@@ -13,7 +13,7 @@ import uuid
 import msgspec
 import torch
 
-from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.weight_sync import WeightSink
 from cairn.core.errors import CairnError, ConfigError
 from cairn.models.build import Build
@@ -22,7 +22,7 @@ from cairn.models.experts import ExpertLayer
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import linears
 from cairn.models.linear.transposed import Transposed
-from cairn.models.stretch import stretched
+from cairn.models.rope_scaling import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, read_shares, wanted_by
 from cairn.models.weights import fill_shares, load_model

@@ -25,8 +25,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from cairn.core.collector import keep_what_is_loaded
 from cairn.core.errors import CairnError, RequestError
+from cairn.core.garbage_collection import keep_what_is_loaded
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.constraint import follow

@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.core.errors import CairnError
 from cairn.models.vision.picture import Picture, prepare, prepare_video
-from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.tiling_rules import ImageRules
 
 MOST_MEMORY = 2 << 30  # bytes of address space
 MOST_CPU_S = 30  # of one picture

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.models.vision.picture import MOST_BYTES, Picture
-from cairn.models.vision.rules import ImageRules
+from cairn.models.vision.tiling_rules import ImageRules
 from cairn.serve.media.decode_process import (
     Decoded,
     Job,

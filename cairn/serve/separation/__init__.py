@@ -6,7 +6,7 @@
 
     holding   whose pages may be freed when: a block manager for both sides (pure)
     memory    where an engine's pages lie, as the transfer sees them
-    prefill, decode   the two sides, driven by `step`; desk: answers readers meanwhile
+    prefill, decode   the two sides, driven by `step`; sender_thread: answers readers meanwhile
     streaming   pages on offer while the next chunk of their prompt is computed
     roles, prefill_client   one side as the engine of a server, and the way from one role to another
     remote_pays   whether a prompt is computed elsewhere (pure)

@@ -18,12 +18,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.errors import TransferError
+from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Terms
-from cairn.comm.transfer.notes import Offer
-from cairn.comm.transfer.take import NotTaken, Take, Taken
+from cairn.comm.transfer.page_receiver import NotReceived, PageReceiver, Received
 from cairn.core.errors import RequestError
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, RequestId
@@ -80,8 +80,8 @@ class DecodeSide:
         self.transport = make_transport(transport, f"decode-{uuid.uuid4().hex[:12]}", host=host)
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
-        self._take = Take(self.transport, side, terms)
-        self._take.listen()
+        self._receiver = PageReceiver(self.transport, side, terms)
+        self._receiver.listen()
         self._line: deque[Coming] = deque()  # no room yet
         self._coming: dict[str, Coming] = {}  # by offer
         self._expected: dict[str, Request] = {}  # asked for, and nothing is known of its pages
@@ -101,7 +101,7 @@ class DecodeSide:
 
     def meet(self, address: str) -> None:
         """Connect ahead of the first hand-over, which would have to wait for it."""
-        self._take.meet(address)
+        self._receiver.meet(address)
 
     def add(self, handoff: Handoff, request: Request | None = None) -> None:
         """In line, or refused with a RequestError: this engine may be smaller than the other.
@@ -143,14 +143,14 @@ class DecodeSide:
         if self._here.pop(str(id), None) is not None:
             self.blocks.give_up(stream.request.id)
         else:
-            self._take.cancel(stream.offer.request)
+            self._receiver.cancel(stream.offer.request)
             stream.end = 0  # it is not wanted any more
         return stream.request
 
     def decline(self, offer: Offer) -> None:
         """It is not wanted any more: its pages may be freed."""
-        with contextlib.suppress(TransferError):  # a giver that is gone needs no word
-            self._take.decline(offer, self._clock())
+        with contextlib.suppress(TransferError):  # a sender that is gone needs no word
+            self._receiver.decline(offer, self._clock())
 
     def abort(
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
@@ -163,7 +163,7 @@ class DecodeSide:
             aborted = one.request
         for offer, one in self._coming.items():
             if one.request.id == id:
-                self._take.cancel(offer)
+                self._receiver.cancel(offer)
                 one.end = 0  # it is not wanted any more
                 aborted = one.request
         if (request := self.engine.abort(id, reason, stop_reason)) is not None:
@@ -187,7 +187,7 @@ class DecodeSide:
         if not all(one.is_computed for one in self._coming.values()):
             wait_s = min(wait_s, LOOK_S)
         wait = 0.0 if self.engine.has_work else wait_s
-        for outcome in self._take.step(now, wait if self._coming else 0.0):
+        for outcome in self._receiver.step(now, wait if self._coming else 0.0):
             self._end(outcome, self._clock())
         return self.engine.step() if self.engine.has_work else []
 
@@ -210,7 +210,7 @@ class DecodeSide:
 
     def _begin_streams(self, now: float) -> None:
         """Pages that are still being computed come if there is room for them now; else later, with their hand-over."""
-        for begun in self._take.begun():
+        for begun in self._receiver.begun():
             request = self._expected.pop(begun.reader, None)
             if request is None or self._line:
                 continue
@@ -236,7 +236,7 @@ class DecodeSide:
         if self.engine.tiers is not None:  # what these pages held may still be copied out
             self.engine.tiers.hold_steps()
         try:
-            self._take.take(one.offer, one.table, now, one.start)
+            self._receiver.receive(one.offer, one.table, now, one.start)
             self._coming[one.offer.request] = one
         except TransferError as error:
             self._not_here(one, now, error.message)
@@ -263,9 +263,9 @@ class DecodeSide:
     def _ends(self) -> list[int]:
         return [request.end for request in self.engine.scheduler.requests.values()]
 
-    def _end(self, outcome: Taken | NotTaken, now: float) -> None:
+    def _end(self, outcome: Received | NotReceived, now: float) -> None:
         one = self._coming.pop(outcome.request)
-        if isinstance(outcome, NotTaken):
+        if isinstance(outcome, NotReceived):
             self._not_here(one, now, outcome.reason)
             return
         self.memory.copy_home(one.table, one.pages)

@@ -5,8 +5,8 @@
             print(answer.tokens, answer.ttft_s, answer.gaps_s, answer.arrival)
 
 One thread drives it. `at` says when each request comes, in seconds from the start, so that a prompt can be thrown into
-the middle of another request's answer: that is what separation is for. `timed.generate_alone` is the same on one
-engine.
+the middle of another request's answer: that is what separation is for. `timed_answers.generate_alone` is the same on
+one engine.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from cairn.serve.engine.start import start
 from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.process import PrefillProcess
-from cairn.serve.separation.timed import Answer, Arriving
+from cairn.serve.separation.timed_answers import Answer, Arriving
 
 WAIT_S = 0.02  # for word of the prefill side, when there is nothing else to do
 

@@ -4,8 +4,9 @@
                 |               '-> Ended: it is over with that token, or was refused
                 '- in several chunks, and its reader is connected: on offer from the first one on (`streaming`)
 
-`step` does whatever there is to do and returns; one thread owns a side. Another answers readers (`Desk`), because a
-step may take as long as a lease. A page is free again when its reader is through, has died, or has not come in time.
+`step` does whatever there is to do and returns; one thread owns a side. Another answers readers (`SenderThread`),
+because a step may take as long as a lease. A page is free again when its reader is through, has died, or has not
+come in time.
 """
 
 import time
@@ -15,19 +16,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.choose_transport import make_transport
+from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Freed, Terms
-from cairn.comm.transfer.notes import Offer
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request
 from cairn.serve.engine.request_checks import check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.token_logprobs import TokenLogprobs
-from cairn.serve.separation.desk import Desk
-from cairn.serve.separation.holding import HoldingBlocks
+from cairn.serve.separation.handover_blocks import HandoverBlocks
 from cairn.serve.separation.memory import KVMemory
+from cairn.serve.separation.sender_thread import SenderThread
 from cairn.serve.separation.streaming import Stream, Streams
 
 
@@ -97,17 +98,17 @@ class PrefillSide:
         self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}", host=host)
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
-        self._desk = Desk(self.transport, side, terms, clock)
-        self.address = self._desk.address
+        self._sender = SenderThread(self.transport, side, terms, clock)
+        self.address = self._sender.address
         self._asks: dict[str, Ask] = {}
         self._waiting: list[tuple[Ask, Output]] = []  # computed, and no room to offer them yet
         self._offers: dict[str, OnOffer] = {}  # by name
-        self._streams = Streams(engine, self.memory, self._desk)
+        self._streams = Streams(engine, self.memory, self._sender)
         self._count = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to compute. Pages on offer need it too, now and then: see `holding`."""
+        """Whether `step` has something to compute. Pages on offer need it too, now and then: see `handover_blocks`."""
         return self.engine.has_work or bool(self._waiting)
 
     @property
@@ -143,7 +144,7 @@ class PrefillSide:
         busy = self.has_work
         self._streams.before_step()
         outputs = self.engine.step() if self.engine.has_work else []
-        self._free(self._desk.freed(0.0 if busy else wait_s))
+        self._free(self._sender.freed(0.0 if busy else wait_s))
         replies: list[Handoff | Ended] = []
         for output in outputs:
             ask = self._asks.pop(str(output.request.id), None)
@@ -161,7 +162,7 @@ class PrefillSide:
         return replies
 
     def close(self) -> None:
-        self._desk.close()
+        self._sender.close()
 
     def _ended(self, output: Output) -> Ended:
         request = output.request
@@ -191,7 +192,7 @@ class PrefillSide:
     def _offer(self, ask: Ask, output: Output, table: list[int]) -> Handoff:
         name = self._new_name()
         self._offers[name] = OnOffer(ask.id, ask.id, table)
-        offer = self._desk.grant(name, table, self.memory.entries_of(len(ask.prompt)))
+        offer = self._sender.grant(name, table, self.memory.entries_of(len(ask.prompt)))
         return _handoff(ask, output, offer)
 
     def _stream(self) -> None:
@@ -202,14 +203,14 @@ class PrefillSide:
             if stream is None and streams and not self._waiting:  # those first, if room is short
                 stream = self._begin_stream(ask, request)
             if stream is not None and not self._streams.publish(stream, request, tokens):
-                self._free(self._desk.withdraw(stream.offer.request))
+                self._free(self._sender.withdraw(stream.offer.request))
 
     def _begin_stream(self, ask: Ask, request: Request) -> Stream | None:
         table = self.memory.place(request.blocks)
         if table is None:
             return None
         name = self._new_name()
-        offer = self._desk.begin(ask.reader, name, table, len(ask.prompt))
+        offer = self._sender.begin(ask.reader, name, table, len(ask.prompt))
         if offer is None:
             self.memory.take_back(table)
             return None
@@ -224,7 +225,7 @@ class PrefillSide:
         """It is not continued. A reader of its pages may finish."""
         self._streams.end(id)
         for name in [name for name, one in self._offers.items() if one.id == id]:
-            self._free(self._desk.withdraw(name))
+            self._free(self._sender.withdraw(name))
         if all(one.held != id for one in self._offers.values()):
             self.blocks.let_go(id)
 
@@ -248,12 +249,12 @@ def _handoff(ask: Ask, output: Output, offer: Offer) -> Handoff:
     )
 
 
-def hold_pages(engine: Engine) -> HoldingBlocks:
+def hold_pages(engine: Engine) -> HandoverBlocks:
     """A block manager that can hold pages, in place of the engine's own, which must be unused; its prefixes stay."""
     scheduler = engine.scheduler
     if engine.has_work or scheduler.blocks.usage().used:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
-    if isinstance(scheduler.blocks, HoldingBlocks):  # it had another role before
+    if isinstance(scheduler.blocks, HandoverBlocks):  # it had another role before
         return scheduler.blocks
     limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
     if limits.states:
@@ -261,7 +262,7 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
             "layers of this model keep a state, which is not sent between servers",
             hint="serve it without a role: prefill and decode in one server",
         )
-    blocks = HoldingBlocks(
+    blocks = HandoverBlocks(
         limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )
     blocks.take_over(scheduler.blocks)

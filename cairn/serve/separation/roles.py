@@ -25,7 +25,7 @@ from cairn.serve.engine.token_logprobs import TokenLogprobs
 from cairn.serve.separation.decode import LOOK_S, Arrival, DecodeSide
 from cairn.serve.separation.prefill import Ask, Ended, Handoff, PrefillSide
 from cairn.serve.separation.prefill_client import PrefillClient, Reply
-from cairn.serve.separation.remote_pays import Pending, RemoteCosts, pays_elsewhere
+from cairn.serve.separation.remote_prefill_policy import Pending, RemoteCosts, pays_elsewhere
 
 HELD_S = 0.005  # between two looks at pages that may have been read
 REPLY_S = 0.02  # the longest wait for a prefill server when there is nothing to decode

@@ -10,11 +10,11 @@ windows, whose pages are given back while it is computed. Knows neither leases n
 
 from collections.abc import Container, Iterator, Sequence
 
-from cairn.comm.transfer.notes import Offer
+from cairn.comm.transfer.handover_messages import Offer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Request
-from cairn.serve.separation.desk import Desk
 from cairn.serve.separation.memory import KVMemory
+from cairn.serve.separation.sender_thread import SenderThread
 
 
 class Stream:
@@ -27,8 +27,8 @@ class Stream:
 
 
 class Streams:
-    def __init__(self, engine: Engine, memory: KVMemory, desk: Desk) -> None:
-        self._engine, self._memory, self._desk = engine, memory, desk
+    def __init__(self, engine: Engine, memory: KVMemory, sender: SenderThread) -> None:
+        self._engine, self._memory, self._sender = engine, memory, sender
         self._page_size = engine.scheduler.limits.page_size
         self._possible = len(engine.scheduler.blocks.groups) == 1
         self._before: dict[Request, int] = {}  # tokens that were scheduled before this step
@@ -90,5 +90,5 @@ class Streams:
             return
         some = slice(stream.tokens // self._page_size, -(-tokens // self._page_size))
         self._memory.copy_out(stream.pages[some], stream.offer.table[some])
-        self._desk.ready(stream.offer.request, tokens)
+        self._sender.ready(stream.offer.request, tokens)
         stream.tokens = tokens

@@ -6,7 +6,7 @@
 Nothing is believed: a slot is read only if its header names this model and the key that is asked for, and the checksum
 fits. So a truncated file, a half-written slot and a segment of another model are found, and their pages computed. What
 a server has stored is found by the next one with the same model, weights and layout of pages. One server at a time
-holds a folder. Knows no policy: which slot holds which page is for `slot_book`.
+holds a folder. Knows no policy: which slot holds which page is for `slot_table`.
 """
 
 import fcntl

@@ -18,7 +18,7 @@ from cairn.core.errors import RequestError
 from cairn.serve.tiers.disk_segments import Damaged, DiskSegments, Unreachable
 from cairn.serve.tiers.load_plan import Source
 from cairn.serve.tiers.object_pages import ObjectPages
-from cairn.serve.tiers.slot_book import Key, SlotBook, SlotEntry
+from cairn.serve.tiers.slot_table import Key, SlotEntry, SlotTable
 
 log = logging.getLogger("cairn")
 MOST_WRITING = 64  # pages that wait to be written
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 class DiskTier:
     def __init__(self, segments: DiskSegments | ObjectPages) -> None:
-        self.segments, self.book = segments, SlotBook(segments.slots)
+        self.segments, self.book = segments, SlotTable(segments.slots)
         self.broken: str | None = None  # why nothing is written for a while
         self._writes_s = self._reads_s = 0.0  # not before these times
         self.rate = segments.measure() or UNKNOWN_RATE

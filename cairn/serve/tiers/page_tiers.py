@@ -33,7 +33,7 @@ from cairn.serve.tiers.page_copies import Copied, PageCopies
 from cairn.serve.tiers.peer_tier import PeerTier
 from cairn.serve.tiers.recompute import Recompute
 from cairn.serve.tiers.shared_pages import SharedPages
-from cairn.serve.tiers.slot_book import Key, SlotBook
+from cairn.serve.tiers.slot_table import Key, SlotTable
 
 HOST, DISK = 0, 1
 LATENCY_S = 0.002  # from the wish for pages until a step sees that they are there
@@ -88,7 +88,7 @@ class PageTiers:
         """`disk`: the tier behind the host, be it a disk, an object store or the hosts of other servers."""
         self.scheduler, self.copies, self.compute, self.disk = scheduler, copies, compute, disk
         self.shared: SharedPages | None = None  # through which other servers read the host's pages
-        self.host = SlotBook(len(copies.memory_SB))
+        self.host = SlotTable(len(copies.memory_SB))
         self.rate = copies.measure()  # bytes per second
         self.counts = TierCounts()
         self._size = scheduler.limits.page_size

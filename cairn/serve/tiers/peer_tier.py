@@ -36,7 +36,7 @@ from cairn.serve.tiers.shared_pages import (
     read_into,
     write_frame,
 )
-from cairn.serve.tiers.slot_book import Key
+from cairn.serve.tiers.slot_table import Key
 
 log = logging.getLogger("cairn")
 PERIOD_S = 0.5  # between two listings

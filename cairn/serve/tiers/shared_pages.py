@@ -25,7 +25,7 @@ import numpy as np
 from cairn.comm.transfer.sockets import bound, name_of, tune_for_bulk
 from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.shared_secret import Secret
-from cairn.serve.tiers.slot_book import Key, SlotBook, SlotEntry
+from cairn.serve.tiers.slot_table import Key, SlotEntry, SlotTable
 
 T = TypeVar("T")
 LENGTH = struct.Struct(">I")
@@ -63,7 +63,7 @@ _decode_question = msgspec.msgpack.Decoder(ListRequest | PagesRequest).decode
 class SharedPages:
     def __init__(
         self,
-        book: SlotBook,
+        book: SlotTable,
         memory_SB: np.ndarray,
         model: str,
         where: tuple[str, int] = ("127.0.0.1", 0),

@@ -21,6 +21,7 @@ from cairn.comm.transfer.sockets import tune_for_bulk
 from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.events import instant
 from cairn.core.shared_secret import Refused, Secret, check_open
+from cairn.train.checkpoint.memory_checksums import part_sums
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
 from cairn.train.checkpoint.peer_messages import (
     Ask,
@@ -39,8 +40,7 @@ from cairn.train.checkpoint.peer_messages import (
     Written,
 )
 from cairn.train.checkpoint.peer_shard import SLOTS, Shard, mark
-from cairn.train.checkpoint.word_sums import part_sums
-from cairn.train.recovery.board import Board
+from cairn.train.recovery.status_board import Board
 
 PATIENCE_S = 30.0  # for the other node, before a copy counts as not sent; for its bytes, while one is received
 ACCEPT_AGAIN_S = 0.1

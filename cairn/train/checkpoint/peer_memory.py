@@ -28,10 +28,10 @@ from cairn.train.checkpoint.peer_pack import (
     tensor_at,
     write_table,
 )
-from cairn.train.checkpoint.peer_recall import Reach
+from cairn.train.checkpoint.peer_restore import Reach
 from cairn.train.checkpoint.peer_shard import mark
 from cairn.train.checkpoint.piece import Piece
-from cairn.train.recovery.board import Board
+from cairn.train.recovery.status_board import Board
 
 Inspect = Callable[[Mapping[str, Piece]], None]
 PATIENCE_S = 10.0  # for the copy before to become safe

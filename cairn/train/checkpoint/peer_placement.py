@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from cairn.train.checkpoint.peer_messages import HeldCopy
-from cairn.train.checkpoint.peer_recall import Recall, Where
+from cairn.train.checkpoint.peer_restore import Recall, Where
 
 
 def node_of(rank: int, world: int, nodes: Sequence[int]) -> int:

@@ -17,10 +17,10 @@ import numpy as np
 
 from cairn.core.events import span
 from cairn.core.shared_secret import Secret
+from cairn.train.checkpoint.memory_checksums import word_sum
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, reason
 from cairn.train.checkpoint.peer_messages import Done, Fetch, Parts
 from cairn.train.checkpoint.peer_messages import Sums as SumsOfParts
-from cairn.train.checkpoint.word_sums import word_sum
 
 MOST_LANES = 4
 LEAST_BYTES = 1 << 20  # for less a lane of its own is not worth its thread

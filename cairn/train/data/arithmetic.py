@@ -9,7 +9,7 @@
 import re
 from typing import NamedTuple
 
-from cairn.train.data.chance import Dice, words
+from cairn.train.data.counter_rng import Dice, words
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _NAMES = words("Mia Tom Anna Ben Zoe Leo Nora Sam Ruby Finn")

@@ -9,7 +9,7 @@ system message. The answers are right by construction. Messages have the form th
 from collections.abc import Callable
 
 from cairn.train.data.arithmetic import problem
-from cairn.train.data.chance import Dice, words
+from cairn.train.data.counter_rng import Dice, words
 from cairn.train.data.stories import story
 
 Chat = list[dict[str, str]]

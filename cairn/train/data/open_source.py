@@ -18,7 +18,7 @@ from cairn.hw.storage import cache_folder
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data import procedural
 from cairn.train.data.blend import Blend
-from cairn.train.data.chance import mix
+from cairn.train.data.counter_rng import mix
 from cairn.train.data.open_tokens import open_tokens
 from cairn.train.data.packed_documents import PackedDocuments
 from cairn.train.data.packing import TooLong

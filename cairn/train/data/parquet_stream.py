@@ -22,7 +22,7 @@ import numpy as np
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.models.tokenizer import Tokenizer
-from cairn.train.data.chance import mix
+from cairn.train.data.counter_rng import mix
 from cairn.train.data.documents import check_column
 from cairn.train.data.shuffle import permute
 from cairn.train.data.source import cut

@@ -15,8 +15,8 @@ import numpy as np
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.data.arithmetic import problem
-from cairn.train.data.chance import mix
 from cairn.train.data.chats import chat
+from cairn.train.data.counter_rng import mix
 from cairn.train.data.stories import story
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.windows import IGNORED

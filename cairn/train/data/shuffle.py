@@ -12,7 +12,7 @@ Knows nothing about what is shuffled.
 """
 
 from cairn.core.errors import ConfigError
-from cairn.train.data.chance import mix
+from cairn.train.data.counter_rng import mix
 
 ROUNDS = 6  # four are a pseudo-random permutation on paper; small domains like two more
 

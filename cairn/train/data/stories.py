@@ -8,7 +8,7 @@ lost at the beginning is found at the end, so that there is something to learn b
 
 from typing import NamedTuple
 
-from cairn.train.data.chance import Dice, words
+from cairn.train.data.counter_rng import Dice, words
 
 _GIRLS = words("Mia Lily Anna Zoe Emma Nora Ruby Ida Clara Maya Sara Lucy Ella Rosa Tess Jane")
 _BOYS = words("Tom Ben Max Leo Sam Finn Jack Otto Paul Tim Hugo Noah Adam Luke Oscar Theo")

@@ -33,7 +33,7 @@ from cairn.train.parallel.ring_blocks import (
     merge,
 )
 from cairn.train.parallel.ring_kernels import backward_kernel, fits, forward_kernel
-from cairn.train.prefixed import Prefixed
+from cairn.train.shared_prefix_attention import Prefixed
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch

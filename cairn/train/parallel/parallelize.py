@@ -74,7 +74,7 @@ def parallelize(
     `adapter`: what is added to the linear maps; its values are drawn by `seed`. `quantized`: over a base in 4 bits.
     `offload`: how many layers keep what backward needs in the host's memory; for stages that are not pipelined.
 
-    The layout has been checked against the model (`layout.check`), as `refuse.check_layout` does for a recipe.
+    The layout has been checked against the model (`layout.check`), as `run_checks.check_layout` does for a recipe.
     """
     spec = with_choice_bias(spec, balance)
     is_fused = fused_context is not None

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import CairnError
+from cairn.train.checkpoint.memory_checksums import word_sum
 from cairn.train.checkpoint.piece import Piece
-from cairn.train.checkpoint.word_sums import word_sum
 
 
 class Corrupted(CairnError):

@@ -23,13 +23,13 @@ from cairn.core.errors import CairnError, DataError
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.load import About, check_model
 from cairn.train.checkpoint.peer_memory import PeerMemory
-from cairn.train.checkpoint.peer_recall import Reach, Recall, recall_pieces
+from cairn.train.checkpoint.peer_restore import Reach, Recall, recall_pieces
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.loop import Loop
-from cairn.train.recovery.board import DONE, PAUSED, RESTORING, TRAINING, Board
 from cairn.train.recovery.checksum import Mark, complaint, mark_of
-from cairn.train.recovery.far_copies import FarCopies
+from cairn.train.recovery.object_store_copies import FarCopies
 from cairn.train.recovery.stall_writer import StallWriter
+from cairn.train.recovery.status_board import DONE, PAUSED, RESTORING, TRAINING, Board
 
 
 class Paused(CairnError):

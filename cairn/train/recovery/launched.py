@@ -3,9 +3,9 @@
     node a: launcher -- ranks .. node memory  <== copies over TCP ==>  node memory .. ranks -- launcher :node b
 
 The launcher starts ranks anew and replaces nodes; what is added here is where their state comes from. All ranks meet,
-decide together from which step they go on (`meeting`), read it from memory, and train with `GuardedLoop`'s copies and
-comparisons (`launched_loop`). No process decides alone; the watch of rank 0's node finds who hangs and who is slow
-(`node_watch`).
+decide together from which step they go on (`resume_agreement`), read it from memory, and train with `GuardedLoop`'s
+copies and comparisons (`launched_loop`). No process decides alone; the watch of rank 0's node finds who hangs and who
+is slow (`node_watch`).
 """
 
 import os
@@ -22,21 +22,21 @@ import torch.distributed as dist
 
 from cairn.core.shared_secret import Secret, secret_from
 from cairn.train.checkpoint import folder as folders
-from cairn.train.checkpoint.peer_recall import Reach, Recall, ask_holdings, forget, keep_at
+from cairn.train.checkpoint.peer_restore import Reach, Recall, ask_holdings, forget, keep_at
 from cairn.train.checkpoint.save import STORAGE_TIMEOUT
 from cairn.train.config import Train
 from cairn.train.launch import join_group, reporting_lost_peers
 from cairn.train.metrics_log import Record
 from cairn.train.recovery import node_memory
-from cairn.train.recovery.board import STARTING, Board
 from cairn.train.recovery.guarded_loop import Assignment, Heartbeat
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.launched_loop import LaunchedLoop, NodeBoard
-from cairn.train.recovery.meeting import Agreement, Arrived, Present, decide, secret_of
-from cairn.train.recovery.node_sight import Duty
+from cairn.train.recovery.node_report import Duty
 from cairn.train.recovery.node_watch import DUTY
+from cairn.train.recovery.resume_agreement import Agreement, Arrived, Present, decide, secret_of
 from cairn.train.recovery.stall_note import stall_path
 from cairn.train.recovery.stall_writer import StallWriter
+from cairn.train.recovery.status_board import STARTING, Board
 from cairn.train.run import run
 from cairn.train.run_lock import exclusive_run
 

@@ -27,10 +27,10 @@ from cairn.core.job_events import (
 )
 from cairn.core.job_ledger_files import EVENTS, FOLDER
 from cairn.core.rank_failure import RankFailure, found_in
-from cairn.train.recovery.board import Board
 from cairn.train.recovery.findings import WatchFinding, forget_found, read_found
 from cairn.train.recovery.journal import EVERY_S, Journal
-from cairn.train.recovery.meeting import Agreement
+from cairn.train.recovery.resume_agreement import Agreement
+from cairn.train.recovery.status_board import Board
 
 
 class LaunchedLedger:

@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.peer_memory import PATIENCE_S
-from cairn.train.checkpoint.peer_recall import forget
+from cairn.train.checkpoint.peer_restore import forget
 from cairn.train.loop import Outcome
 from cairn.train.recovery import node_memory
-from cairn.train.recovery.board import Board
 from cairn.train.recovery.children import end_process
 from cairn.train.recovery.guarded_loop import GuardedLoop, RecallFailed
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.status_board import Board
 
 FOREVER = 2**62
 

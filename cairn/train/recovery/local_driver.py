@@ -34,7 +34,6 @@ from cairn.train.config import Train
 from cairn.train.launch import Failure, RankFailed, first_failure
 from cairn.train.metrics_log import Record
 from cairn.train.recovery import evidence
-from cairn.train.recovery.board import GO_ON, PAUSE, PHASES, STARTING, STOP, Board
 from cairn.train.recovery.children import adopt_orphans, end_process
 from cairn.train.recovery.findings import WatchFinding, read_found, write_found
 from cairn.train.recovery.journal import Journal, RankStatus, Status, write_status
@@ -50,6 +49,7 @@ from cairn.train.recovery.rank_process import (
     node_name,
     start_rank,
 )
+from cairn.train.recovery.status_board import GO_ON, PAUSE, PHASES, STARTING, STOP, Board
 from cairn.train.run_lock import exclusive_run
 from cairn.train.stop_signals import forwarding, send
 

@@ -12,7 +12,7 @@ from cairn.train.recovery.templates import Fits, fitting
 
 def layouts_that_fit(config: Train) -> Fits:
     from cairn.train.describe import spec_of
-    from cairn.train.refuse import check_layout
+    from cairn.train.run_checks import check_layout
 
     spec = spec_of(config.model)
 

@@ -27,11 +27,11 @@ from cairn.core.errors import CairnError
 from cairn.core.job_ledger_files import FOLDER, METRICS
 from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_agent import Agent, Doors
-from cairn.train.recovery.board import Board
 from cairn.train.recovery.metrics_page import serve_metrics
 from cairn.train.recovery.node_watch import NodeWatch
 from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.settings import Recovery
+from cairn.train.recovery.status_board import Board
 from cairn.train.recovery.watch_link import DOOR
 
 MOST_RANKS = 8192  # of a job; the file is sparse

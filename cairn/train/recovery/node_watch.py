@@ -1,7 +1,7 @@
 """Every node of a launched job watches its ranks, and one of them watches all: who hangs, who is slow.
 
-    node a: ranks --board--> watch (leads) <--sights, orders--> watch <--board-- ranks :node b
-                               '-- Oversight: finds, decides, writes it down
+    node a: ranks --board--> watch (leads) <--reports, orders--> watch <--board-- ranks :node b
+                               '-- Leader: finds, decides, writes it down
 
 Part of the process that keeps the node's copies (`node_memory`), which calls `tick` a few times a second. A rank that
 is stopped is ended by its own node; for the rest each node tells the leader what it sees, over a connection that it
@@ -22,12 +22,12 @@ import msgspec
 from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.end_reason import EndReason, write_end_reason
 from cairn.core.shared_secret import Secret, check_open
-from cairn.train.recovery.board import DONE, Board
-from cairn.train.recovery.detect import patience
+from cairn.train.recovery.failure_detection import patience
 from cairn.train.recovery.findings import WatchFinding, read_found, write_found
-from cairn.train.recovery.node_sight import Duty, NodeSight, Order, ranks_of, sight_of, stall_of
-from cairn.train.recovery.oversight import LEAVE, Oversight, answer
+from cairn.train.recovery.leader import LEAVE, Leader, answer
+from cairn.train.recovery.node_report import Duty, NodeReport, Order, ranks_of, report_of, stall_of
 from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.status_board import DONE, Board
 from cairn.train.recovery.watch_link import BACKLOG, CALL_S, Door, Link, call
 
 DUTY = "duty.json"  # in the node's folder: what is to be done
@@ -59,7 +59,7 @@ class NodeWatch:
         self.left = False  # this node is not to be used any more
         self.link: Link | None = None  # to the leader
         self.others: dict[Link, str] = {}  # of the leader: link -> the node behind it
-        self.oversight: Oversight | None = None
+        self.leader: Leader | None = None
         self.dragged_s = 0.0  # in the lives before
 
     def tick(self) -> None:
@@ -80,11 +80,11 @@ class NodeWatch:
         if self.duty is None or now < self.report_at:
             return
         self.report_at = now + REPORT_S
-        sight = sight_of(self.board, self.folder, self.duty, self.reported)
-        if self.oversight is not None:
-            self._lead(self.oversight, sight, now)
+        report = report_of(self.board, self.folder, self.duty, self.reported)
+        if self.leader is not None:
+            self._lead(self.leader, report, now)
         else:
-            self._follow(sight, now)
+            self._follow(report, now)
 
     def _leave(self) -> None:
         """With all that runs here."""
@@ -105,13 +105,13 @@ class NodeWatch:
         if self.duty is not None and duty.life == self.duty.life:
             return
         self.duty, self.reported, self.silent_s = duty, {}, duty.settings.silent_s
-        if self.oversight is not None:
-            self.dragged_s += self.oversight.slowness.dragged_s
-        self.oversight = None
+        if self.leader is not None:
+            self.dragged_s += self.leader.slowness.dragged_s
+        self.leader = None
         self._hang_up()
         self.call_at = 0.0
         if duty.leads:
-            self.oversight = Oversight(duty, read_found(duty.run), time.monotonic())
+            self.leader = Leader(duty, read_found(duty.run), time.monotonic())
 
     def _hang_up(self) -> None:
         for link in (*self.others, *([self.link] if self.link is not None else [])):
@@ -124,32 +124,32 @@ class NodeWatch:
 
     # -- the leader --------------------------------------------------------------------------------------
 
-    def _lead(self, oversight: Oversight, own: NodeSight, now: float) -> None:
-        self._listen(oversight, now)
-        oversight.take(own, now)
-        for decision in oversight.judge(now, time.time()):
+    def _lead(self, leader: Leader, own: NodeReport, now: float) -> None:
+        self._listen(leader, now)
+        leader.take(own, now)
+        for decision in leader.judge(now, time.time()):
             self._write_down(decision.found)
             if decision.order is not None:
                 self._send(decision.order, decision.node)
-        dragged_s = self.dragged_s + oversight.slowness.dragged_s
+        dragged_s = self.dragged_s + leader.slowness.dragged_s
         self.board.head["dragged_ns"][0] = int(dragged_s * 1e9)
 
-    def _listen(self, oversight: Oversight, now: float) -> None:
+    def _listen(self, leader: Leader, now: float) -> None:
         for connection in self.door.let_in():
             self.others[Link(connection)] = ""
         for link in list(self.others):
             try:
                 lines = link.lines()
-                sights = [msgspec.json.decode(line, type=NodeSight) for line in lines or ()]
+                reports = [msgspec.json.decode(line, type=NodeReport) for line in lines or ()]
             except msgspec.DecodeError:  # a stranger's bytes
-                lines, sights = None, []
-            if lines is None or any(sight.life != oversight.duty.life for sight in sights):
+                lines, reports = None, []
+            if lines is None or any(report.life != leader.duty.life for report in reports):
                 link.close()
                 del self.others[link]
                 continue
-            for sight in sights:
-                self.others[link] = sight.node
-                oversight.take(sight, now)
+            for report in reports:
+                self.others[link] = report.node
+                leader.take(report, now)
 
     def _send(self, order: Order, node: str) -> None:
         if self.duty is not None and node == self.duty.node:
@@ -165,7 +165,7 @@ class NodeWatch:
 
     # -- the others --------------------------------------------------------------------------------------
 
-    def _follow(self, sight: NodeSight, now: float) -> None:
+    def _follow(self, report: NodeReport, now: float) -> None:
         if self.link is None:
             if now < self.call_at or self.duty is None:
                 return
@@ -173,7 +173,7 @@ class NodeWatch:
             host, _, port = self.duty.leader.rpartition(":")
             self.link = call(host, int(port), self.secret)
         orders = self.link.lines()
-        if orders is None or not self.link.send(sight):
+        if orders is None or not self.link.send(report):
             self.link.close()
             self.link = None
             return

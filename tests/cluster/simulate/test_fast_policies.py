@@ -12,13 +12,13 @@ from plain_policies import plain, profile
 from cairn.cluster.simulate import backfill, elastic, policies
 from cairn.cluster.simulate.backfill import LOOK
 from cairn.cluster.simulate.elastic import _room_with
-from cairn.cluster.simulate.free import Free, tightest
+from cairn.cluster.simulate.free_gpus import Free, tightest
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Running
-from cairn.cluster.simulate.line import Line
 from cairn.cluster.simulate.offers import Offers, upper_half
 from cairn.cluster.simulate.policies import POLICIES, by_arrival
 from cairn.cluster.simulate.replay import Settings, _Replay, replay
 from cairn.cluster.simulate.traces import made_to_measure, synthetic
+from cairn.cluster.simulate.waiting_queue import Line
 
 
 @st.composite

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cairn.cluster.simulate.deadline import earliest
-from cairn.cluster.simulate.free import Free, tightest
+from cairn.cluster.simulate.fair_share import _decayed
+from cairn.cluster.simulate.fgd_placement import fgd_rule, state_fragmentation, typical_sizes
+from cairn.cluster.simulate.free_gpus import Free, tightest
 from cairn.cluster.simulate.jobs import Cluster, Job
 from cairn.cluster.simulate.policies import POLICIES
 from cairn.cluster.simulate.replay import Settings, replay
-from cairn.cluster.simulate.rules import fgd_rule, state_fragmentation, typical_sizes
-from cairn.cluster.simulate.shares import _decayed
 
 
 def flat_jobs(draw, gpus):

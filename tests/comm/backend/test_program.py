@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from cairn.comm.backend.ordered import ordered_all_reduce, ordered_reduce_scatter
+from cairn.comm.backend.ordered_reduction import ordered_all_reduce, ordered_reduce_scatter
 from cairn.comm.backend.program import lower
 from cairn.comm.schedule.catalogue import make, names
 from cairn.comm.schedule.interpret import interpret

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.comm.simulate.fair import max_min
+from cairn.comm.simulate.max_min_fairness import max_min
 from cairn.comm.simulate.topology import NO_LINK, delay_us, links, most_ends, route, topology
 from cairn.core.errors import ConfigError
 

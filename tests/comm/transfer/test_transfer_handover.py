@@ -10,14 +10,14 @@ from transfer_ends import closing, make_end
 from transfer_inprocess import Fabric, Faults
 from transfer_oracle import garbage, store, whole_cache
 
+from cairn.comm.transfer.byte_runs import NO_RUNS, Runs
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.give import Give, offer_of
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.kv import REGION, Contents, KVLayout, kv_shards
 from cairn.comm.transfer.lease import Terms
-from cairn.comm.transfer.runs import NO_RUNS, Runs
+from cairn.comm.transfer.page_receiver import NotReceived, PageReceiver, Received
+from cairn.comm.transfer.page_sender import PageSender, offer_of
 from cairn.comm.transfer.shard import Shard
-from cairn.comm.transfer.take import NotTaken, Take, Taken
 
 CONTENTS = Contents(model="m", layers=4, kv_heads=2, width=4)
 SOURCE = KVLayout(contents=CONTENTS, page_size=4, pages=8, tp=2)
@@ -29,8 +29,8 @@ STEP = 0.1
 
 class World(NamedTuple):
     fabric: Fabric
-    gives: list[Give]
-    takes: list[Take]
+    senders: list[PageSender]
+    receivers: list[PageReceiver]
     memories: dict[str, np.ndarray]
     whole: np.ndarray
     addresses: list[str]
@@ -46,32 +46,34 @@ def make_world(faults: Faults = Faults(), seed: int = 0) -> World:  # noqa: B008
             memories[end.name] = end.allocate(REGION, len(old))
             memories[end.name][:] = old
             ends.append((end, Side(name, rank, layout)))
-    gives = [Give(end, side, TERMS) for end, side in ends if side.engine == "p"]
-    takes = [Take(end, side, TERMS) for end, side in ends if side.engine == "d"]
+    senders = [PageSender(end, side, TERMS) for end, side in ends if side.engine == "p"]
+    receivers = [PageReceiver(end, side, TERMS) for end, side in ends if side.engine == "d"]
     whole = whole_cache(CONTENTS, LENGTH)
-    for take in takes:
-        take.listen()
-    return World(fabric, gives, takes, memories, whole, [give.listen() for give in gives])
+    for receiver in receivers:
+        receiver.listen()
+    return World(
+        fabric, senders, receivers, memories, whole, [sender.listen() for sender in senders]
+    )
 
 
 def fill(world: World, layers: tuple[int, int] | None = None) -> None:
-    ours = [world.memories[give.transport.name] for give in world.gives]
+    ours = [world.memories[sender.transport.name] for sender in world.senders]
     store(SOURCE, ours, TABLE, world.whole, (0, LENGTH), layers)
 
 
 def expected_of(world: World, before: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the takers' memory should be."""
+    """What the receivers' memory should be."""
     copies = [before[f"d{rank}"].copy() for rank in range(TARGET.ranks)]
     store(TARGET, copies, OTHER, world.whole, (0, LENGTH))
     return {f"d{rank}": copy for rank, copy in enumerate(copies)}
 
 
 def start(world: World, streamed: bool = False, chunked: bool = False, begin: int = 0) -> None:
-    for give in world.gives:
-        give.grant("r", TABLE, world.fabric.now, ready=not streamed and not chunked)
-    offer = offer_of(world.gives, world.addresses, "r", TABLE, LENGTH, streamed, chunked)
-    for take in world.takes:
-        take.take(offer, OTHER, world.fabric.now, begin)
+    for sender in world.senders:
+        sender.grant("r", TABLE, world.fabric.now, ready=not streamed and not chunked)
+    offer = offer_of(world.senders, world.addresses, "r", TABLE, LENGTH, streamed, chunked)
+    for receiver in world.receivers:
+        receiver.receive(offer, OTHER, world.fabric.now, begin)
 
 
 def test_a_hand_over():
@@ -82,9 +84,9 @@ def test_a_hand_over():
     outcomes, freed = [], []
     for _ in range(30):
         world.fabric.advance(STEP)
-        outcomes += [one for take in world.takes for one in take.step(world.fabric.now)]
-        freed += [one for give in world.gives for one in give.step(world.fabric.now)]
-    assert outcomes == [Taken("r")] * 2
+        outcomes += [one for receiver in world.receivers for one in receiver.step(world.fabric.now)]
+        freed += [one for sender in world.senders for one in sender.step(world.fabric.now)]
+    assert outcomes == [Received("r")] * 2
     assert [(one.pages, one.why) for one in freed] == [(tuple(TABLE), "released")] * 2
     for name, memory in expected.items():
         assert np.array_equal(world.memories[name], memory)
@@ -101,16 +103,18 @@ def test_layers_travel_while_the_next_ones_are_computed():
     def run(steps: int) -> None:
         for _ in range(steps):
             world.fabric.advance(STEP)
-            outcomes.extend(one for take in world.takes for one in take.step(world.fabric.now))
-            for give in world.gives:
-                assert not give.step(world.fabric.now) or outcomes
+            outcomes.extend(
+                one for receiver in world.receivers for one in receiver.step(world.fabric.now)
+            )
+            for sender in world.senders:
+                assert not sender.step(world.fabric.now) or outcomes
 
     run(3)
     for layer in range(CONTENTS.layers):
         assert not outcomes or layer >= 2  # the first stage's rank is through after its own layers
         fill(world, (layer, layer + 1))
-        for give in world.gives:
-            give.ready("r", layer + 1)
+        for sender in world.senders:
+            sender.ready("r", layer + 1)
         run(3)
         for shard in kv_shards(TARGET, OTHER, (0, LENGTH), (0, layer + 1)):
             name = f"d{shard.rank}"
@@ -122,7 +126,7 @@ def test_layers_travel_while_the_next_ones_are_computed():
             assert np.array_equal(
                 bytes_of(world.memories[name], shard), bytes_of(before[name], shard)
             )
-    assert outcomes == [Taken("r")] * 2
+    assert outcomes == [Received("r")] * 2
 
 
 @pytest.mark.parametrize("begin", [0, 4, LENGTH])
@@ -136,9 +140,11 @@ def test_tokens_travel_while_the_next_chunk_is_computed(begin):
     def run(steps: int) -> None:
         for _ in range(steps):
             world.fabric.advance(STEP)
-            outcomes.extend(one for take in world.takes for one in take.step(world.fabric.now))
-            for give in world.gives:
-                give.step(world.fabric.now)
+            outcomes.extend(
+                one for receiver in world.receivers for one in receiver.step(world.fabric.now)
+            )
+            for sender in world.senders:
+                sender.step(world.fabric.now)
 
     def expected(stop: int) -> dict[str, np.ndarray]:
         copies = [before[f"d{rank}"].copy() for rank in range(TARGET.ranks)]
@@ -149,13 +155,13 @@ def test_tokens_travel_while_the_next_chunk_is_computed(begin):
     fill(world)
     for stop in (3, 4, 9, LENGTH):
         assert not outcomes or begin == LENGTH
-        world.gives[0].ready("r", stop)
+        world.senders[0].ready("r", stop)
         run(3)  # one of two ranks is not enough
-        world.gives[1].ready("r", stop)
+        world.senders[1].ready("r", stop)
         run(3)
         for name, memory in expected(stop).items():
             assert np.array_equal(world.memories[name], memory), (name, stop)
-    assert outcomes == [Taken("r")] * 2
+    assert outcomes == [Received("r")] * 2
 
 
 def bytes_of(memory: np.ndarray, shard: Shard) -> np.ndarray:
@@ -189,43 +195,43 @@ def test_whatever_happens_it_is_right_or_not_taken_and_nothing_leaks(misfortune)
     expected = expected_of(world, {name: memory.copy() for name, memory in world.memories.items()})
     start(world, kind == "layers", kind == "chunks")
     left = list(events)
-    results: dict[str, Taken | NotTaken] = {}
+    results: dict[str, Received | NotReceived] = {}
     reused: dict[str, np.ndarray] = {}  # target memory after its pages were given to somebody else
-    freed: dict[str, list] = {give.transport.name: [] for give in world.gives}
+    freed: dict[str, list] = {sender.transport.name: [] for sender in world.senders}
     for tick in range(400):
         while left and left[0][0] <= tick:
             misbehave(world, *left.pop(0)[1:], freed)
         world.fabric.advance(STEP)
         now = world.fabric.now
-        for give in world.gives:
-            if kind != "whole" and give.transport.name in world.fabric.ends:
+        for sender in world.senders:
+            if kind != "whole" and sender.transport.name in world.fabric.ends:
                 most = CONTENTS.layers if kind == "layers" else LENGTH
-                give.ready("r", min(most, 1 + tick // 5))
-            if running(world, give):
-                note_freed(world, give, give.step(now), freed)
-        for take in world.takes:
-            for outcome in take.step(now) if running(world, take) else ():
-                name = take.transport.name
+                sender.ready("r", min(most, 1 + tick // 5))
+            if running(world, sender):
+                note_freed(world, sender, sender.step(now), freed)
+        for receiver in world.receivers:
+            for outcome in receiver.step(now) if running(world, receiver) else ():
+                name = receiver.transport.name
                 assert name not in results
                 results[name] = outcome
-                if isinstance(outcome, Taken):
+                if isinstance(outcome, Received):
                     assert np.array_equal(world.memories[name], expected[name]), name
                 else:
                     world.memories[name][:] = 0xAB
                     reused[name] = world.memories[name].copy()
-    for take in world.takes:
-        if running(world, take):
-            assert take.transport.name in results
-            assert not take.orders
+    for receiver in world.receivers:
+        if running(world, receiver):
+            assert receiver.transport.name in results
+            assert not receiver.sequences
     for name, memory in reused.items():
         assert np.array_equal(world.memories[name], memory), name  # nothing landed afterwards
-    for give in world.gives:
-        if running(world, give):
-            assert len(freed[give.transport.name]) == 1
-            assert not give.owner.held()
+    for sender in world.senders:
+        if running(world, sender):
+            assert len(freed[sender.transport.name]) == 1
+            assert not sender.owner.held()
 
 
-def running(world: World, one: Give | Take) -> bool:
+def running(world: World, one: PageSender | PageReceiver) -> bool:
     """Neither dead nor frozen: a process that gets no time takes no steps."""
     name = one.transport.name
     return name in world.fabric.ends and name not in world.fabric.frozen
@@ -238,24 +244,24 @@ def misbehave(world: World, act: str, name: str, freed: dict[str, list]) -> None
         for other in ("p0", "p1", "d0", "d1"):
             if other[0] != name[0]:
                 world.fabric.suspect(name, other, after_s=1.5)
-    for give in world.gives:
-        if act == "withdraw" and give.transport.name == name and running(world, give):
-            note_freed(world, give, give.withdraw("r", world.fabric.now), freed)
-    for take in world.takes:
-        if act == "cancel" and take.transport.name == name and running(world, take):
-            take.cancel("r")
+    for sender in world.senders:
+        if act == "withdraw" and sender.transport.name == name and running(world, sender):
+            note_freed(world, sender, sender.withdraw("r", world.fabric.now), freed)
+    for receiver in world.receivers:
+        if act == "cancel" and receiver.transport.name == name and running(world, receiver):
+            receiver.cancel("r")
 
 
-def note_freed(world: World, give: Give, found: list, freed: dict[str, list]) -> None:
+def note_freed(world: World, sender: PageSender, found: list, freed: dict[str, list]) -> None:
     """Freed pages have a new owner at once, who writes to them."""
     for one in found:
-        freed[give.transport.name].append(one)
-        memory = world.memories[give.transport.name]
+        freed[sender.transport.name].append(one)
+        memory = world.memories[sender.transport.name]
         memory[:] = 0xCD
 
 
 def test_pages_of_a_reader_that_is_only_silent_wait_for_its_lease():
-    """The giver gives it up, but it lives and is in the middle of a read: its pages must not change yet."""
+    """The sender senders it up, but it lives and is in the middle of a read: its pages must not change yet."""
     world = make_world()
     fill(world)
     expected = expected_of(world, {name: memory.copy() for name, memory in world.memories.items()})
@@ -265,21 +271,21 @@ def test_pages_of_a_reader_that_is_only_silent_wait_for_its_lease():
     def run(steps: int) -> None:
         for _ in range(steps):
             world.fabric.advance(STEP)
-            for take in world.takes:
-                outcomes.extend(take.step(world.fabric.now))
-            for give in world.gives:
-                note_freed(world, give, give.step(world.fabric.now), freed)
+            for receiver in world.receivers:
+                outcomes.extend(receiver.step(world.fabric.now))
+            for sender in world.senders:
+                note_freed(world, sender, sender.step(world.fabric.now), freed)
 
     start(world)
     run(1)  # the beats have arrived, and are answered
     world.fabric.faults = Faults(delay_s=(1.0, 1.0))
     run(1)  # the reads are posted, and take a while
-    assert all(take.orders["r"].under_way for take in world.takes)
-    for give in ("p0", "p1"):
-        for take in ("d0", "d1"):
-            world.fabric.suspect(give, take, after_s=2.0)
+    assert all(receiver.sequences["r"].under_way for receiver in world.receivers)
+    for sender in ("p0", "p1"):
+        for receiver in ("d0", "d1"):
+            world.fabric.suspect(sender, receiver, after_s=2.0)
     run(12)
-    assert outcomes == [Taken("r")] * 2
+    assert outcomes == [Received("r")] * 2
     assert all(np.array_equal(world.memories[name], memory) for name, memory in expected.items())
     assert freed == {"p0": [], "p1": []}
     run(40)
@@ -290,27 +296,27 @@ def test_a_prefix_that_is_there_already_is_left_alone():
     world = make_world()
     fill(world)
     before = {name: memory.copy() for name, memory in world.memories.items()}
-    for give in world.gives:
-        give.grant("r", TABLE, 0.0)
-    offer = offer_of(world.gives, world.addresses, "r", TABLE, LENGTH)
-    for take in world.takes:
-        take.take(offer, OTHER, 0.0, start=LENGTH)  # all of it
-    outcomes = [one for take in world.takes for one in take.step(0.0)]
-    assert outcomes == [Taken("r")] * 2
+    for sender in world.senders:
+        sender.grant("r", TABLE, 0.0)
+    offer = offer_of(world.senders, world.addresses, "r", TABLE, LENGTH)
+    for receiver in world.receivers:
+        receiver.receive(offer, OTHER, 0.0, start=LENGTH)  # all of it
+    outcomes = [one for receiver in world.receivers for one in receiver.step(0.0)]
+    assert outcomes == [Received("r")] * 2
     world.fabric.advance(STEP)
-    assert [one.why for give in world.gives for one in give.step(0.1)] == ["released"] * 2
+    assert [one.why for sender in world.senders for one in sender.step(0.1)] == ["released"] * 2
     assert all(np.array_equal(world.memories[name], before[name]) for name in ("d0", "d1"))
 
 
 def test_an_offer_of_an_engine_that_was_restarted_is_not_taken():
     world = make_world()
     fill(world)
-    for give in world.gives:
-        give.side = Side("p again", give.side.rank, SOURCE)
-        give.listen()
-    for give in world.gives:
-        give.grant("r", TABLE, 0.0)
-    offer = offer_of(world.gives, world.addresses, "r", TABLE, LENGTH)
+    for sender in world.senders:
+        sender.side = Side("p again", sender.side.rank, SOURCE)
+        sender.listen()
+    for sender in world.senders:
+        sender.grant("r", TABLE, 0.0)
+    offer = offer_of(world.senders, world.addresses, "r", TABLE, LENGTH)
     stale = type(offer)(
         request="r",
         engine="p",
@@ -319,43 +325,43 @@ def test_an_offer_of_an_engine_that_was_restarted_is_not_taken():
         table=TABLE,
         tokens=LENGTH,
     )
-    world.takes[0].take(stale, OTHER, 0.0)
+    world.receivers[0].receive(stale, OTHER, 0.0)
     outcomes = []
     for _ in range(10):
         world.fabric.advance(STEP)
-        outcomes += world.takes[0].step(world.fabric.now)
-        for give in world.gives:
-            give.step(world.fabric.now)
+        outcomes += world.receivers[0].step(world.fabric.now)
+        for sender in world.senders:
+            sender.step(world.fabric.now)
     assert "restarted" in outcomes[0].reason
 
 
 def test_a_cache_that_does_not_fit_is_refused_on_both_sides():
     """Over TCP: each side hears what the other has."""
-    giver, taker = make_end("tcp", "p0"), make_end("tcp", "d0")
+    source, target = make_end("tcp", "p0"), make_end("tcp", "d0")
     other = Contents(model="m", layers=4, kv_heads=2, width=4, dtype="float32")
-    with closing(giver, taker):
-        giver.allocate(REGION, SOURCE.region_bytes(0))
+    with closing(source, target):
+        source.allocate(REGION, SOURCE.region_bytes(0))
         wrong = KVLayout(contents=other, page_size=8, pages=6)
-        taker.allocate(REGION, wrong.region_bytes(0))
-        give = Give(giver, Side("p", 0, SOURCE), TERMS)
-        take = Take(taker, Side("d", 0, wrong), TERMS)
-        address = give.listen()
-        take.listen()
-        honest = offer_of([give], [address], "r", TABLE, LENGTH)
+        target.allocate(REGION, wrong.region_bytes(0))
+        sender = PageSender(source, Side("p", 0, SOURCE), TERMS)
+        receiver = PageReceiver(target, Side("d", 0, wrong), TERMS)
+        address = sender.listen()
+        receiver.listen()
+        honest = offer_of([sender], [address], "r", TABLE, LENGTH)
         with pytest.raises(TransferError, match="dtype 'bfloat16' / 'float32'"):
-            take.take(honest, OTHER, 0.0)
+            receiver.receive(honest, OTHER, 0.0)
         # An offer that lies about the layout is found out by the handshake.
         lying = type(honest)(
             request="r", engine="p", layout=wrong, addresses=[address], table=[0, 1], tokens=LENGTH
         )
-        take.take(lying, OTHER, 0.0)
+        receiver.receive(lying, OTHER, 0.0)
         outcomes: list = []
         for number in range(100):
-            outcomes += take.step(number * 0.1, wait_s=0.1)
-            give.step(number * 0.1, wait_s=0.05)
-            if outcomes and give.refused:
+            outcomes += receiver.step(number * 0.1, wait_s=0.1)
+            sender.step(number * 0.1, wait_s=0.05)
+            if outcomes and sender.refused:
                 break
-        for text in (outcomes[0].reason, give.refused[0]):
+        for text in (outcomes[0].reason, sender.refused[0]):
             assert CONTENTS.words() in text
             assert other.words() in text
 

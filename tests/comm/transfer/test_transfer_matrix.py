@@ -43,8 +43,8 @@ LARGEST = max(
 class Cluster(NamedTuple):
     """Ranks that give and ranks that take, every one of these connected to every one of those."""
 
-    givers: list[Endpoint]
-    takers: list[Endpoint]
+    senders: list[Endpoint]
+    receivers: list[Endpoint]
     given: list[np.ndarray]  # memory of each rank
     taken: list[np.ndarray]
 
@@ -57,18 +57,18 @@ def cluster(request):
         [make_end(request.param, f"{side}{rank}") for rank in range(1 if shared else max(TPS))]
         for side in ("p", "d")
     ]
-    givers, takers = (side * max(TPS) if shared else side for side in sides)
+    senders, receivers = (side * max(TPS) if shared else side for side in sides)
     with closing(*sides[0], *sides[1]):
         given, taken = (
             [end.allocate(f"{REGION}{rank}", LARGEST) for rank, end in enumerate(side)]
-            for side in (givers, takers)
+            for side in (senders, receivers)
         )
         addresses = [end.listen() for end in sides[0]]
-        for taker in sides[1]:
-            taker.listen()
+        for receiver in sides[1]:
+            receiver.listen()
             for address in addresses:
-                taker.connect(address)
-        yield Cluster(givers, takers, given, taken)
+                receiver.connect(address)
+        yield Cluster(senders, receivers, given, taken)
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
@@ -94,16 +94,16 @@ def hand_over(source: KVLayout, target: KVLayout, cluster: Cluster, whole: np.nd
     store(target, expected, tables[1], whole, (0, LENGTH))
     plan = plan_kv(source, tables[0], target, tables[1], (0, LENGTH))
     for rank in range(target.tp):
-        taker = cluster.takers[rank]
+        receiver = cluster.receivers[rank]
         tickets = {
-            taker.read(
-                cluster.givers[leg.source_rank].name,
+            receiver.read(
+                cluster.senders[leg.source_rank].name,
                 f"{REGION}{leg.source_rank}",
                 f"{REGION}{rank}",
                 leg.runs,
             )
             for leg in plan.to_rank(rank)
         }
-        settle(taker, tickets)
+        settle(receiver, tickets)
     for rank, (got, wanted) in enumerate(zip(theirs, expected, strict=True)):
         assert np.array_equal(got, wanted), (source.words(), target.words(), rank)

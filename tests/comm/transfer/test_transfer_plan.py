@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer_oracle import garbage, store, whole_cache
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.cast import LANDING, convert, from_float32, landed, to_float32
 from cairn.comm.transfer.copies import copy_one_by_one, copy_runs
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.kv import Contents, KVLayout, kv_shards, plan_kv
 from cairn.comm.transfer.plan import Plan, make_plan
-from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.shard import Shard
 from cairn.core.errors import ConfigError
 

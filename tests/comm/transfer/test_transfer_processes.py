@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from transfer_child import CONTENTS, LENGTH, OTHER, TARGET, giver, taker
+from transfer_child import CONTENTS, LENGTH, OTHER, TARGET, receiver, sender
 from transfer_ends import KINDS, closing, make_end, wait_for
 from transfer_oracle import store, whole_cache
 
-from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.errors import TransferError
+from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side, say_hello
 from cairn.comm.transfer.mover import Patience
-from cairn.comm.transfer.notes import Offer
-from cairn.comm.transfer.take import NotTaken, Taken
+from cairn.comm.transfer.page_receiver import NotReceived, Received
 from cairn.comm.transfer.tcp import tcp
 from cairn.comm.transfer.transport import Joined, Lost
 from cairn.core.errors import ConfigError
@@ -66,11 +66,11 @@ def steps_until(step) -> list:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hand_over_between_processes(kind):
     with child(kind, "give") as process:
-        take, memory = taker(kind, offer_from(process))
-        with closing(take.transport):
+        reader, memory = receiver(kind, offer_from(process))
+        with closing(reader.transport):
             expected = np.zeros_like(memory)
             store(TARGET, [expected], OTHER, whole_cache(CONTENTS, LENGTH), (0, LENGTH))
-            assert steps_until(take.step) == [Taken("r")]
+            assert steps_until(reader.step) == [Received("r")]
             assert np.array_equal(memory, expected)
             assert process.stdout is not None
             assert process.stdout.readline().strip() == "released"
@@ -79,7 +79,7 @@ def test_a_hand_over_between_processes(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pages_come_free_when_their_reader_is_killed(kind):
-    give, offer, memory = giver(kind, ready=False)
+    give, offer, memory = sender(kind, ready=False)
     sockets = []
     with closing(give.transport), child(kind, "take") as process:
         assert process.stdin is not None
@@ -106,15 +106,15 @@ def test_pages_come_free_when_their_reader_is_killed(kind):
 @pytest.mark.parametrize("kind", ["tcp", "shm"])
 def test_a_reader_is_told_when_the_giver_is_killed(kind):
     with child(kind, "hold") as process:
-        take, memory = taker(kind, offer_from(process))
-        with closing(take.transport):
+        reader, memory = receiver(kind, offer_from(process))
+        with closing(reader.transport):
             before = memory.copy()
             for _ in range(10):
-                assert take.step(time.monotonic(), wait_s=0.02) == []
+                assert reader.step(time.monotonic(), wait_s=0.02) == []
             process.kill()
-            (outcome,) = steps_until(take.step)
-            assert isinstance(outcome, NotTaken)
-            assert "giver is lost" in outcome.reason
+            (outcome,) = steps_until(reader.step)
+            assert isinstance(outcome, NotReceived)
+            assert "sender is lost" in outcome.reason
             assert np.array_equal(memory, before)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from transfer_ends import KINDS, closing, make_end, settle, wait_for
 
+from cairn.comm.transfer.byte_runs import Runs
 from cairn.comm.transfer.plan import make_plan
-from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.transport import Joined, Lost, Note
 from cairn.comm.transfer.weights import REGION, Held, pack, rows_of, share_of
 

@@ -8,10 +8,10 @@ import threading
 import live_server
 import pytest
 
+from cairn.cli.chat.chat_client import Ending, Piece, ServerTalker
 from cairn.cli.chat.chat_local import LocalTalker
 from cairn.cli.chat.chat_loop import Chat
 from cairn.cli.chat.chat_state import Conversation, Sampling
-from cairn.cli.chat.chat_talker import Ending, Piece, ServerTalker
 from cairn.cli.chat.chat_terminal import Terminal
 from cairn.cli.main import main
 from cairn.core.errors import CairnError, RequestError, TokenizerError, UsageError

@@ -10,9 +10,9 @@ import live_server
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.serve.http.ledger.book import Book, percentiles
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.floor import Floors, KnownCeilings
+from cairn.serve.http.ledger.recent_ledgers import RecentLedgers, percentiles
 from cairn.serve.http.ledger.views import RequestView
 from cairn.serve.http.server.keys import Keys
 from cairn.serve.serving import GenerateRequest
@@ -264,7 +264,7 @@ def test_requests_that_are_preempted(tiny_folder):
 # -- what is kept ---------------------------------------------------------------------------------
 
 
-class Kept(Book):
+class Kept(RecentLedgers):
     def __init__(self, most, server):
         super().__init__(
             Floors(

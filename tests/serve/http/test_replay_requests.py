@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cairn.cli.main import main
 from cairn.models.lean import Lean
 from cairn.serve.capture import Captured, digest_of, read_captured
-from cairn.verify.departure import departure, first_difference
+from cairn.verify.first_divergence import departure, first_difference
 from cairn.verify.replay import one_request, plain_of, replay
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.shared_secret import Refused, Secret
 from cairn.train.checkpoint import peer_agent
+from cairn.train.checkpoint.memory_checksums import word_sum
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
 from cairn.train.checkpoint.peer_memory import PeerMemory
@@ -25,11 +26,10 @@ from cairn.train.checkpoint.peer_messages import Done, Fetch, Put, Sums, Written
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
 from cairn.train.checkpoint.peer_readers import LEAST_BYTES, Mapped, PieceRead, shared_out
-from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
+from cairn.train.checkpoint.peer_restore import Reach, ask_holdings, forget, recall_pieces
 from cairn.train.checkpoint.peer_shard import Shard, mark
 from cairn.train.checkpoint.piece import Piece, whole
-from cairn.train.checkpoint.word_sums import word_sum
-from cairn.train.recovery.board import Board
+from cairn.train.recovery.status_board import Board
 
 
 class Nodes:

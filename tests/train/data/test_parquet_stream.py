@@ -9,7 +9,7 @@ import torch
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.train.data.batch import IGNORED
-from cairn.train.data.chance import mix
+from cairn.train.data.counter_rng import mix
 from cairn.train.data.open_source import open_blend, open_source, own_tokenizer
 from cairn.train.data.packed_documents import PackedDocuments
 from cairn.train.data.shuffle import permute

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
 from cairn.train.data.blend import MAX_PARTS, Pattern, schedule, whole_parts
-from cairn.train.data.chance import Dice, mix
+from cairn.train.data.counter_rng import Dice, mix
 from cairn.train.data.shuffle import permute, shuffled
 from cairn.train.data.source import samples, share
 

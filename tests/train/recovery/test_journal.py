@@ -9,11 +9,11 @@ import pytest
 
 from cairn.core.job_events import Started, Submitted
 from cairn.core.job_ledger_files import read_events, read_ledger
-from cairn.train.recovery.board import Board
 from cairn.train.recovery.findings import WatchFinding, write_found
 from cairn.train.recovery.journal import Journal
 from cairn.train.recovery.launched_ledger import LaunchedLedger
-from cairn.train.recovery.meeting import Agreement
+from cairn.train.recovery.resume_agreement import Agreement
+from cairn.train.recovery.status_board import Board
 
 
 @pytest.mark.parametrize("at_the_start", [False, True])

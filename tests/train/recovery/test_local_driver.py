@@ -33,7 +33,7 @@ from tiny_runs import recipe
 from cairn.core.errors import ConfigError
 from cairn.core.job_ledger_files import METRICS, read_ledger
 from cairn.train.bad_step import Verdict
-from cairn.train.checkpoint.peer_recall import ask_holdings, keep_at
+from cairn.train.checkpoint.peer_restore import ask_holdings, keep_at
 from cairn.train.config import BadStep
 from cairn.train.launch import RankFailed
 from cairn.train.parallel.layout import Layout

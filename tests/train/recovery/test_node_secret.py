@@ -7,7 +7,7 @@ import pytest
 from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import Secret
 from cairn.train.recovery import node_memory
-from cairn.train.recovery.meeting import Arrived, secret_of
+from cairn.train.recovery.resume_agreement import Arrived, secret_of
 
 KNOWN = Secret(b"known before")
 

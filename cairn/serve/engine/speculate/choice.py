@@ -201,7 +201,7 @@ def _measured(model: "Transformer", invariant: bool) -> MeasuredSeconds:
 
 def _passes(tokens: int) -> float:
     """Through the model with `batch_invariant`, which always has 16 rows: neighbouring tokens are mostly in one."""
-    from cairn.serve.engine.invariant import ROWS
+    from cairn.serve.engine.batch_invariant import ROWS
 
     return 1 + (tokens - 1) / ROWS
 

@@ -49,21 +49,23 @@ async def read_conversation(
     """
     arguments = _template_arguments(payload)
     messages, templates = payload.messages or [], templates_of(service, payload)
-    sight = service.serving.sight
+    picture_input = service.serving.picture_input
 
     def render(conversation: Sequence[Mapping[str, Any]]) -> str:
         if not arguments.goes_on:
-            return _rendered(conversation, templates, arguments, sight is not None)
+            return _rendered(conversation, templates, arguments, picture_input is not None)
         marked = with_mark(conversation)
-        return cut_at_mark(_rendered(marked, templates, arguments, sight is not None))
+        return cut_at_mark(_rendered(marked, templates, arguments, picture_input is not None))
 
     large = is_longer([messages, arguments.tools, arguments.extra], LONG_TEXT)
     pictures: Sequence[Picture] = ()
-    if sight is not None and (large or has_images(messages)):
+    if picture_input is not None and (large or has_images(messages)):
         loop = asyncio.get_running_loop()
-        text, pictures = await loop.run_in_executor(sight.pool, sight.read, messages, render)
-    elif sight is not None:
-        text, pictures = sight.read(messages, render)  # nothing to load
+        text, pictures = await loop.run_in_executor(
+            picture_input.pool, picture_input.read, messages, render
+        )
+    elif picture_input is not None:
+        text, pictures = picture_input.read(messages, render)  # nothing to load
     else:
         text = await asyncio.to_thread(render, messages) if large else render(messages)
     if not any_length:

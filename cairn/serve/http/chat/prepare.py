@@ -11,7 +11,6 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.guide import Guide
 from cairn.serve.http.chat.conversation import read_conversation
 from cairn.serve.http.chat.final_message import opens_thought
 from cairn.serve.http.chat.reader import Reader, keeps_marks, make_readers
@@ -22,6 +21,7 @@ from cairn.serve.http.protocol.sampling import sampling_of
 from cairn.serve.http.server.service import Service
 from cairn.serve.prompts import Prompt
 from cairn.serve.serving import GenerateRequest
+from cairn.serve.structured_output import Guide
 
 
 class PreparedChat(NamedTuple):

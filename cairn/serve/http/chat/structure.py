@@ -21,7 +21,6 @@ import msgspec
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.gbnf import lark_of
 from cairn.serve.grammar import Grammar, json_rule
-from cairn.serve.guide import Guide, lark_guide, literal, read_guide
 from cairn.serve.http.chat.conversation import templates_of
 from cairn.serve.http.chat.reasoning import CLOSE, OPEN, opened_by
 from cairn.serve.http.protocol.requests import ChatRequest
@@ -38,6 +37,7 @@ from cairn.serve.http.tools.tools import (
     read_tools,
     tool_guide,
 )
+from cairn.serve.structured_output import Guide, lark_guide, literal, read_guide
 
 # begun: by the prompt. channels: what is thought and what is said are messages of Harmony.
 Thinking = Literal["no", "maybe", "begun", "channels"]

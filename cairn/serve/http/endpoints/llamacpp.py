@@ -15,7 +15,6 @@ import msgspec
 from cairn import __version__
 from cairn.models.infill import ExtraFile
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.guide import Guide, grammar_guide, schema_guide
 from cairn.serve.http.chat.conversation import read_conversation
 from cairn.serve.http.chat.structure import grammar_for
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
@@ -30,6 +29,7 @@ from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.prompts import Prompt
 from cairn.serve.serving import GenerateRequest
+from cairn.serve.structured_output import Guide, grammar_guide, schema_guide
 
 REFUSED = {
     "post_sampling_probs": "n_probs gives log-probabilities before the samplers",
@@ -249,7 +249,7 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
             "chat_template": sources.get("default", ""),
             "bos_token": named.get("bos_token", ""),
             "eos_token": named.get("eos_token", ""),
-            "modalities": {"vision": serving.sight is not None, "audio": False},
+            "modalities": {"vision": serving.picture_input is not None, "audio": False},
             "build_info": f"cairn {__version__}",
         }
     )

@@ -11,7 +11,6 @@ Images stay parts of their message; a block that is nothing of this is refused: 
 from typing import Any
 
 from cairn.core.errors import RequestError
-from cairn.serve.guide import Guide, schema_guide
 from cairn.serve.http.protocol.messages import (
     CountRequest,
     CustomTool,
@@ -19,6 +18,7 @@ from cairn.serve.http.protocol.messages import (
     ToolChoice,
 )
 from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.structured_output import Guide, schema_guide
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SAMPLING = ("temperature", "top_p", "top_k")

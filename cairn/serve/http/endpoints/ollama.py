@@ -14,7 +14,6 @@ import msgspec
 
 from cairn.serve.answer import CompletionOutput, Logprob
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.guide import Guide, schema_guide
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
 from cairn.serve.http.chat.reader import PlainText, Reader, joined
 from cairn.serve.http.chat.structure import grammar_for
@@ -32,6 +31,7 @@ from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import NDJSON
 from cairn.serve.serving import GenerateRequest
+from cairn.serve.structured_output import Guide, schema_guide
 
 SAMPLING = (
     "temperature",
@@ -85,7 +85,7 @@ async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     model = check_served(service, payload.model)
     if not payload.messages:
         return _loaded(model, "message")
-    if service.serving.sight is None:
+    if service.serving.picture_input is None:
         for at, message in enumerate(payload.messages):
             if message.get("images"):
                 refused = f"messages[{at}].images is given; this model reads text only"
@@ -132,7 +132,7 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
         beside = "raw" if payload.raw else "suffix"
         message = f"system and {beside} are given; such a prompt has no place for a system message"
         raise Refusal(400, message, param="system")
-    if payload.images and (payload.raw or service.serving.sight is None):
+    if payload.images and (payload.raw or service.serving.picture_input is None):
         message = (
             "images is given; "
             + ("raw prompts are" if payload.raw else "this model reads")

@@ -114,7 +114,7 @@ async def api_show(service: Service, call: Call, body: bytes) -> JSON:
 def _capabilities(service: Service) -> list[str]:
     """Their words; clients offer tools and pictures only to models that are said to take them."""
     has_template = service.serving.has_tokenizer and bool(service.tokenizer.templates)
-    sees = service.serving.sight is not None
+    sees = service.serving.picture_input is not None
     return ["completion", *(["tools"] if has_template else []), *(["vision"] if sees else [])]
 
 

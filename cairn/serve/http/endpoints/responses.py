@@ -52,7 +52,7 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     model = service.check_model(payload.model)
     most = payload.max_output_tokens
     before = _earlier(service, call, payload.previous_response_id)
-    chat = as_chat(payload, before, sees=service.serving.sight is not None)
+    chat = as_chat(payload, before, sees=service.serving.picture_input is not None)
     if payload.truncation == "auto":
         chat = await without_oldest(service, chat, most or 1)
     prepared = await prepare_chat(service, chat, guide_of(payload), most)

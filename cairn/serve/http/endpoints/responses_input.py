@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import RequestError
-from cairn.serve.guide import Guide, schema_guide
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest
 from cairn.serve.http.protocol.responses import FunctionTool, ResponsesRequest
+from cairn.serve.structured_output import Guide, schema_guide
 
 LOGPROBS = "message.output_text.logprobs"
 UNSUPPORTED = ("conversation", "background", "prompt", "top_logprobs")

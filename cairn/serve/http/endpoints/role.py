@@ -62,7 +62,7 @@ def _check(service: Service, payload: RoleRequest) -> None:
     if payload.role == "both":
         return
     adapters = [model.name for model in serving.models.values() if model.adapter]
-    if serving.sight is not None or adapters:
+    if serving.picture_input is not None or adapters:
         what = f"adapters are loaded: {', '.join(adapters)}" if adapters else "the model sees"
         message = f"the role is {service.config.role}, as before: {what}"
         raise Refusal(409, message, param="role", code="role_not_changed")

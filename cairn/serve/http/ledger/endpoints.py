@@ -17,9 +17,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from cairn.serve.http.ledger.book import REMEMBERED, Order
 from cairn.serve.http.ledger.engine_view import model_card
 from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.ledger.recent_ledgers import REMEMBERED, Order
 from cairn.serve.http.ledger.trace import trace_of
 from cairn.serve.http.ledger.views import RequestList
 from cairn.serve.http.protocol.refusal import JSON, Refusal

@@ -15,8 +15,8 @@ from cairn import __version__
 from cairn.models.cache import CacheGroup
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.step_times import StepTimes
-from cairn.serve.http.ledger.book import Book, percentiles
 from cairn.serve.http.ledger.floor import Floors
+from cairn.serve.http.ledger.recent_ledgers import RecentLedgers, percentiles
 from cairn.serve.http.ledger.views import (
     BatchView,
     DraftsView,
@@ -79,7 +79,7 @@ class EngineLook:
     def __init__(
         self,
         serving: Serving,
-        book: Book,
+        book: RecentLedgers,
         gaps: Gaps,
         admission: Admission,
         health: Callable[[], Health],
@@ -190,5 +190,5 @@ def model_card(serving: Serving, floors: Floors, source: str) -> ModelView:
         kv_bytes_per_token=round(facts.kv_bytes_per_token * facts.ranks) or None, pages=limits.pages - 1,
         cache_bytes=facts.page_bytes * facts.ranks * (limits.pages - 1) or None, cache_groups=len(limits.groups),
         page_size=limits.page_size, notes=notes, version=__version__, ceilings=floors.view(),
-        sees=serving.sight is not None,
+        sees=serving.picture_input is not None,
     )  # fmt: skip

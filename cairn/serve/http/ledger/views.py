@@ -4,7 +4,7 @@
     RequestView  where the time of one request went, and what it could have cost   /cairn/requests, .../{id}
     ModelView    the model card                                                     /cairn/model
 
-Made by `book.py` and `engine_view.py`, drawn by the page. None of it holds text of a prompt or of an answer.
+Made by `recent_ledgers.py` and `engine_view.py`, drawn by the page. None of it holds text of a prompt or of an answer.
 Times are seconds; a value that is not known is null, never 0.
 """
 

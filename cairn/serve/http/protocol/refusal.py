@@ -3,7 +3,7 @@
     raise Refusal(429, "1024 requests wait already", retry_after_s=3)
       -> 429, Retry-After: 3, {"error": {"message": ..., "type": "rate_limit_error", "param": null, "code": ...}}
 
-A `CairnError` from the floors below becomes a refusal with its message and its hint. Knows no endpoint.
+A `CairnError` from the layers below becomes a refusal with its message and its hint. Knows no endpoint.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cairn.models.speech.rules import repetition
+from cairn.models.speech.decoding_rules import repetition
 from cairn.serve.speech_thread import SpeechSegment, Transcript
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")

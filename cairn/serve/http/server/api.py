@@ -63,14 +63,14 @@ log = logging.getLogger("cairn")
 
 
 class Guarded(NamedTuple):
-    """A page of a floor above that asks for the same key as the API, and answers errors in its way."""
+    """A page of a layer above that asks for the same key as the API, and answers errors in its way."""
 
     path: str
     handle: Handle
     methods: tuple[str, ...] = ("GET",)
 
 
-More = Sequence[BaseRoute | Guarded]  # what a floor above adds
+More = Sequence[BaseRoute | Guarded]  # what a layer above adds
 
 
 class Endpoint:
@@ -179,7 +179,7 @@ class Application:
     """Straight to the endpoint where the path says which, because every token would pass starlette's layers."""
 
     def __init__(self, service: Service, more: More = ()) -> None:
-        """`more` is what a floor above adds: the page."""
+        """`more` is what a layer above adds: the page."""
         self.rest = starlette_application(service, more)
         plain = not self.rest.user_middleware  # else CORS and the hosts have to see every answer
         self.direct: dict[tuple[str, str], ASGIApp] = {}
@@ -193,7 +193,7 @@ class Application:
 
 
 def _routes(service: Service, more: More) -> list[BaseRoute]:
-    """Every path; those of other floors, `more`, come last."""
+    """Every path; those of other layers, `more`, come last."""
     unguarded = (*OPEN_TO_ALL, metrics) if service.config.public_metrics else OPEN_TO_ALL
 
     def route(path: str, handle: Handle, *methods: str) -> Route:

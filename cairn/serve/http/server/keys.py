@@ -18,8 +18,8 @@ from pathlib import Path
 from starlette.types import Scope
 
 from cairn.core.errors import ConfigError
-from cairn.serve.given_key import given_key
 from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.request_key import given_key
 
 VARIABLE = "CAIRN_API_KEYS"  # several are separated by commas
 ANYBODY = "anybody"

@@ -20,8 +20,8 @@ from types import FrameType
 
 import uvicorn
 
-from cairn.core.collector import keep_what_is_loaded
 from cairn.core.errors import ConfigError
+from cairn.core.garbage_collection import keep_what_is_loaded
 from cairn.models.chat_template import read_template
 from cairn.serve.engine.process import WorkerGroup
 from cairn.serve.engine_processes import EngineProcesses
@@ -136,8 +136,8 @@ def open_server(config: ServerConfig, early: WorkerGroup | None = None) -> Servi
         early.end()
     if template is not None:
         serving.tokenizer.use_template(template)
-    if serving.sight is not None:
-        serving.sight.loader = MediaLoader(config.media_hosts)
+    if serving.picture_input is not None:
+        serving.picture_input.loader = MediaLoader(config.media_hosts)
     return serving
 
 

@@ -22,10 +22,10 @@ from cairn.serve.answer_reader import LoopWaker
 from cairn.serve.capture import Capture
 from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.ledger.accounts import Accounts
-from cairn.serve.http.ledger.book import Book
 from cairn.serve.http.ledger.engine_view import EngineLook
 from cairn.serve.http.ledger.floor import Floors
 from cairn.serve.http.ledger.otel import Traces, open_traces
+from cairn.serve.http.ledger.recent_ledgers import RecentLedgers
 from cairn.serve.http.protocol.answers import Health
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Admission, Rules
@@ -70,7 +70,7 @@ class Service:
         self.gaps = Gaps(self.model)
         self.metrics: Metrics = server_metrics(self.model, self.gaps)
         self._totals = EngineTotals(self.model)
-        self.book = Book(Floors(serving.opened.spec, serving.facts))
+        self.book = RecentLedgers(Floors(serving.opened.spec, serving.facts))
         self.book.on_settled.append(partial(count_parts, self.metrics, self.model))
         self._traces: Traces | None = None
         if config.otel_endpoint is not None:

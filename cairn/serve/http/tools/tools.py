@@ -17,9 +17,9 @@ import msgspec
 from cairn.core.errors import RequestError, did_you_mean
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.grammar import json_rule
-from cairn.serve.guide import Guide, lark_guide, literal
 from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS, ToolFormat
 from cairn.serve.json_schema import check_depth, closed_objects
+from cairn.serve.structured_output import Guide, lark_guide, literal
 
 Choice = Literal["none", "auto", "required"]
 CHOICES = ("none", "auto", "required")

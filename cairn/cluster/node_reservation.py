@@ -1,0 +1,62 @@
+"""What a supervisor needs of an engine that only holds processes: places for nodes, all at once, and a hold on each.
+
+    reserve -> start(reserved) -> Handle.poll, Handle.end -> release
+
+`local` and `ray` fill this in. Knows nothing about jobs going wrong: `supervise` does.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from cairn.cluster.resolve import Group, Plan
+
+LOST = -1000  # what `poll` says of a node that has gone with everything on it
+
+
+class ReservedNode(msgspec.Struct, frozen=True):
+    """A place for one node of a group."""
+
+    group: Group
+    index: int  # among all nodes of the job
+    name: str  # worker-0
+
+
+class Handle(Protocol):
+    """A node that runs an agent."""
+
+    def poll(self) -> int | None:
+        """None while it runs; an exit status; a negative signal or LOST for a node that has gone."""
+        ...
+
+    def end(self, kill: bool = False) -> None: ...
+
+
+class NodeReservation(Protocol):
+    """An engine that holds processes."""
+
+    address: str  # of this process, as nodes see it
+    loopback: bool
+
+    def reserve(self, plan: Plan) -> str | None:
+        """Asks for all nodes at once; why they are not there yet, or None when they are."""
+        ...
+
+    def start(
+        self, reserved: ReservedNode, argv: list[str], env: dict[str, str], log: Path
+    ) -> Handle: ...
+
+    def release(self) -> None:
+        """Gives everything back; nothing of the job is left afterwards."""
+        ...
+
+
+class Place(msgspec.Struct, kw_only=True):
+    """What is known of one reserved node."""
+
+    reserved: ReservedNode
+    handle: Handle | None = None
+    again_at: float | None = None  # when its node is asked for again
+    done: bool = False
+    lost: int = 0

@@ -1,0 +1,111 @@
+"""What a server needs to take pictures for its model: from messages to a prompt with placeholders and their pictures.
+
+messages -split_images-> text parts and sources -load, decode-> pictures -template, expand-> prompt
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import RequestError
+from cairn.models.runnable import OpenModel
+from cairn.models.vision.conversation import ImageSource, split_images
+from cairn.models.vision.picture import Picture, prepare_frames, prepare_image
+from cairn.models.vision.prompt import Placeholders, placeholders_of
+from cairn.models.vision.tiling_rules import ImageRules
+from cairn.serve.engine.media import pieces_of
+from cairn.serve.engine.pieces import Piece
+from cairn.serve.media.decoder import ImageDecoder
+from cairn.serve.media.fetch import MediaLoader
+
+MOST_PICTURES = 64  # of one request
+THREADS = 4
+Render = Callable[[Sequence[Mapping[str, Any]]], str]
+
+
+class PictureInput:
+    """May be used from any thread."""
+
+    def __init__(
+        self, rules: ImageRules, placeholders: Placeholders, video_rules: ImageRules | None = None
+    ) -> None:
+        """`video_rules`: of a model that takes videos."""
+        self.rules, self.placeholders, self.video_rules = rules, placeholders, video_rules
+        self.decoder, self.loader = ImageDecoder(), MediaLoader()
+        # Of its own: slow pictures must not keep other requests, or the end of the server, waiting.
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="cairn pictures")
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]], render: Render
+    ) -> tuple[str, list[Picture]]:
+        """The text of a conversation with its placeholders, and its pictures. Waits for their decoding."""
+        split, sources = split_images(messages, self.placeholders.reserved)
+        if len(sources) > MOST_PICTURES:
+            raise RequestError(
+                f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
+            )
+        pictures = [self._timed(source) for source in sources]
+        return self.placeholders.expanded(render(split), pictures), pictures
+
+    def pieces(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[Piece]:
+        """Where in the prompt the rows of its pictures go."""
+        if not pictures:
+            return []
+        spans = self.placeholders.spans(prompt, pictures)
+        return pieces_of(pictures, spans, self.placeholders.spec)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.decoder.close()
+
+    def _timed(self, source: ImageSource) -> Picture:
+        began = time.monotonic()
+        picture = self._video(source) if source.fps else self._picture(source)
+        return msgspec.structs.replace(picture, decode_s=time.monotonic() - began)
+
+    def _picture(self, source: ImageSource) -> Picture:
+        image = source.given
+        if isinstance(image, str):
+            image = self.loader.load(image, source.where)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self.decoder.prepare([bytes(image)], self.rules)
+        if hasattr(image, "convert") and hasattr(image, "size"):
+            return prepare_image(image, self.rules)
+        raise RequestError(
+            f"{source.where} is {type(image).__name__}",
+            hint="give bytes, a data URL, or an image of Pillow's",
+        )
+
+    def _video(self, source: ImageSource) -> Picture:
+        frames, rules = source.given, self.video_rules
+        if rules is None:
+            raise RequestError(
+                f"{source.where} is a video, and this model takes pictures only",
+                hint="send its frames as images, or use a Qwen-VL",
+            )
+        if isinstance(frames, str):
+            frames = self.loader.load_frames(frames, source.where)
+        frames = [frames] if isinstance(frames, bytes | bytearray | memoryview) else list(frames)
+        if all(isinstance(one, bytes | bytearray | memoryview) for one in frames):
+            return self.decoder.prepare([bytes(one) for one in frames], rules, source.fps)
+        if all(hasattr(one, "convert") and hasattr(one, "size") for one in frames):
+            return prepare_frames(frames, 1 / source.fps, rules)
+        raise RequestError(
+            f"{source.where} is a video of {type(frames[0]).__name__}",
+            hint="give bytes, a data URL, or a list of frames: bytes or images of Pillow's",
+        )
+
+
+def picture_input_of(opened: OpenModel) -> PictureInput | None:
+    """None: the model reads text alone."""
+    checkpoint = opened.checkpoint
+    if checkpoint is None or checkpoint.vision is None or opened.tokenizer is None:
+        return None
+    rules = checkpoint.image_rules()
+    if rules is None:
+        return None
+    places = placeholders_of(checkpoint.vision, opened.tokenizer)
+    return PictureInput(rules, places, checkpoint.video_rules())
