@@ -1,4 +1,4 @@
-"""Checkpoints with one planted fault: cairn-tiny with another config, weights or template."""
+"""Checkpoints with one planted fault: cairn-tiny with another config, weights or template; and its plain path."""
 
 import json
 import shutil
@@ -8,6 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cairn.models.hub import SHIPPED
+from cairn.models.transformer import Transformer
+from cairn.verify.hypotheses import Hypothesis
+from cairn.verify.plain_path import PlainPath, Prompted
 
 TINY = SHIPPED / "cairn-tiny"
 WINDOW = 64
@@ -54,3 +57,23 @@ def quantised(folder: Path, bits: int, group: int = 128) -> Path:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     shutil.copymode(TINY / "model.safetensors", folder / "model.safetensors")
     return folder
+
+
+class SharedPlainPath(PlainPath):
+    """Builds each hypothesis once and scores each text with it once: most tests ask the same of cairn-tiny."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(model)
+        self._models: dict[str, Transformer] = {}
+        self._scores: dict[tuple[Transformer, tuple[int, ...], int], torch.Tensor] = {}
+
+    def _under(self, hypothesis: Hypothesis) -> Transformer:
+        if hypothesis.says not in self._models:
+            self._models[hypothesis.says] = super()._under(hypothesis)
+        return self._models[hypothesis.says]
+
+    def _score(self, model: Transformer, prompt: Prompted, shared: int) -> torch.Tensor:
+        key = (model, tuple(prompt.ids), prompt.first)
+        if key not in self._scores:
+            self._scores[key] = super()._score(model, prompt, shared)
+        return self._scores[key]

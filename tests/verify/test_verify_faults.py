@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from msgspec import structs
-from planted import TINY, WINDOW, copy, quantised, windowed
+from planted import TINY, WINDOW, SharedPlainPath, copy, quantised, windowed
 
 from cairn.models.build import Build
 from cairn.models.rope import Rotation
@@ -29,10 +29,12 @@ from cairn.verify.probes import CHAT
 ALPACA = "{% for m in messages %}### Instruction:\n{{ m.content }}\n\n{% endfor %}### Response:\n"
 
 
-@functools.cache
+@functools.lru_cache(
+    maxsize=4
+)  # cairn-tiny, which most tests ask about, and the folders of one test
 def opened(folder):
     model = open_model(str(folder))
-    return model, PlainPath(model.checkpoint.load("cpu", torch.float32))
+    return model, SharedPlainPath(model.checkpoint.load("cpu", torch.float32))
 
 
 def observed(served, claimed, bits=None, run=None):
