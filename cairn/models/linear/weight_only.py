@@ -23,18 +23,9 @@ from cairn.kernels.norm.join_norm import Parts
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import dequantised_product
-<<<<<<< HEAD
 from cairn.models.linear.packed_tiles import KINDS, in_e4m3, shifts_around_8
-from cairn.models.quantized.sharding import by_row
 from cairn.models.quantized.planes import BITS, Planes
-=======
-from cairn.models.linear.packed_int4 import in_e4m3, shifts_around_8
-from cairn.models.quantized.planes import BITS, Planes
-from cairn.models.quantized.rounding import SCHEMES, rounded
 from cairn.models.quantized.sharding import by_row
-
-KINDS = {"int4": "int4", "int8": "int8", "fp8": "fp8", "mxfp4": "e2m1", "nvfp4": "e2m1"}
->>>>>>> readability
 
 
 class WeightOnly(AnyRows):
