@@ -112,7 +112,8 @@ def packed_plan(m: int, n: int, k: int, group: int, shifts: bool = False, bits: 
         and k >= 2 * split * SHORTEST_PART
     ):
         split *= 2
-    narrow = (bits == 8 and rows > LEAST_ROWS) or (rows == FEW_ROWS and (deep or split > 1))
+    narrow = rows == FEW_ROWS and (deep or split > 1)
+    narrow = narrow or (bits == 8 and (rows > LEAST_ROWS or group < TILE))
     widest = WIDEST // 2 if narrow else WIDEST
     width = next(width for width in (widest, 128, TILE) if k % width == 0)
     together = min(most, -(-pieces * split // MULTIPROCESSORS))
