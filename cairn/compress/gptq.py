@@ -3,6 +3,9 @@
     H = 2/n sum x x^T        U = upper Cholesky factor of H^-1
     e = (w_i - rounded w_i) / U_ii        w_j -= e U_ij for all columns j > i
 
+What remains in the output is the sum of all e^2. A scale is therefore the one with the least sum of
+(w_i - rounded w_i)^2 / U_ii^2 over the columns that share it (`scale_search`), before errors are made up for.
+
 Weights are held transposed here, one column in one piece of memory. Inside a block of 128 columns errors are spread at
 once, to the columns behind it in one product per block. A Hessian that has no Cholesky factor gets more damping; one
 that has none even then is refused by name, never rounded to nearest in silence.
@@ -13,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cairn.compress.scale_search import best_steps
 from cairn.core.errors import DataError
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.rounding import (
@@ -40,7 +44,7 @@ def gptq(
     ordered: bool = True,
     columns: RoundColumns | None = None,
 ) -> Planes:
-    """`ordered`: columns with the largest inputs first, at the scales that their groups have at the beginning.
+    """`ordered`: columns with the largest inputs first, at the scales that suit their groups at the beginning.
 
     Otherwise columns go from left to right, and each group gets its scale when it is reached. `columns`: another form
     of `round_columns`.
@@ -50,19 +54,24 @@ def gptq(
     alive_K = hessian_KK.diagonal() > 0
     w_NK *= alive_K
     ordered = ordered or grid.block_rows > 1  # a scale that rows share is set before any of them
-    steps = steps_of(w_NK, grid, stored)
-    order_K = torch.arange(w_NK.shape[1], device=w_NK.device)
-    if ordered:
-        order_K = hessian_KK.diagonal().argsort(descending=True)
+    if not ordered:
+        upper_KK = inverse_factor(hessian_KK, name)
+        levels_KN, steps = _group_by_group(w_NK, upper_KK, grid, stored, columns)
+        return planes_of(levels_KN.t().contiguous(), steps, grid)
+    order_K = hessian_KK.diagonal().argsort(descending=True)
     upper_KK = inverse_factor(hessian_KK[order_K][:, order_K], name)
-    if ordered:
-        levels_KN = _at_given_scales(w_NK[:, order_K], upper_KK, steps, order_K, grid, columns)
-        levels_NK = torch.empty_like(levels_KN.t().contiguous())
-        levels_NK[:, order_K] = levels_KN.t()
-    else:
-        levels_KN, steps = _group_by_group(w_NK, upper_KK, steps, grid, stored, columns)
-        levels_NK = levels_KN.t().contiguous()
+    importance_K = torch.empty_like(upper_KK[0])
+    importance_K[order_K] = importance(upper_KK)
+    steps = best_steps(w_NK, importance_K, grid, stored)
+    levels_KN = _at_given_scales(w_NK[:, order_K], upper_KK, steps, order_K, grid, columns)
+    levels_NK = torch.empty_like(levels_KN.t().contiguous())
+    levels_NK[:, order_K] = levels_KN.t()
     return planes_of(levels_NK, steps, grid)
+
+
+def importance(upper_KK: Tensor) -> Tensor:
+    """What an error in each column costs that the columns behind it cannot make up for."""
+    return upper_KK.diagonal().square().reciprocal()
 
 
 def inverse_factor(hessian_KK: Tensor, name: str) -> Tensor:
@@ -120,22 +129,20 @@ def _at_given_scales(
 
 
 def _group_by_group(
-    w_NK: Tensor,
-    upper_KK: Tensor,
-    steps: Steps,
-    grid: Grid,
-    stored: torch.dtype,
-    columns: RoundColumns,
+    w_NK: Tensor, upper_KK: Tensor, grid: Grid, stored: torch.dtype, columns: RoundColumns
 ) -> tuple[Tensor, Steps]:
-    """Levels [K, N] from left to right; a group's scale is that of its weights when they are reached."""
+    """Levels [K, N] from left to right; a group's scale suits its weights when they are reached."""
     rows, width = w_NK.shape
     group = grid.group or width
     w_KN = w_NK.t().contiguous()
+    importance_K = importance(upper_KK)
+    global_scale = steps_of(w_NK, grid, stored).global_scale
     levels: list[Tensor] = []
     found: list[Steps] = []
     for begin in range(0, width, group):
-        now_NG = w_KN[begin : begin + group].t()
-        one = steps_of(now_NG, grid, stored, steps.global_scale)
+        inside = slice(begin, begin + group)
+        now_NG = w_KN[inside].t().contiguous()
+        one = best_steps(now_NG, importance_K[inside], grid, stored, global_scale)
         found.append(one)
         for first in range(begin, begin + group, BLOCK):
             count = min(BLOCK, begin + group - first)
@@ -144,9 +151,7 @@ def _group_by_group(
             levels.append(_round_block(w_KN, upper_KK, first, scale_BN, shift_BN, grid, columns))
     shifts = [one.shifts for one in found if one.shifts is not None]
     scales = torch.cat([one.scales for one in found], 1)
-    return torch.cat(levels), Steps(
-        scales, torch.cat(shifts, 1) if shifts else None, steps.global_scale
-    )
+    return torch.cat(levels), Steps(scales, torch.cat(shifts, 1) if shifts else None, global_scale)
 
 
 def _round_block(

@@ -23,7 +23,7 @@ from cairn.models.build import Build
 from cairn.models.experts import Router
 from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.planes import dequantized
-from cairn.models.quantized.rounding import SCHEMES, Grid, nearest_levels, rounded, steps_of
+from cairn.models.quantized.rounding import SCHEMES, Grid, nearest_levels, rounded
 from cairn.models.spec import Experts, ModelSpec
 from cairn.models.weights import random_model
 
@@ -105,16 +105,15 @@ def test_a_hessian_is_the_sum_of_products_of_all_its_rows():
     torch.testing.assert_close(found.hessian_KK.double(), expected_KK, rtol=1e-4, atol=1e-4)
 
 
-def plainly(w_NK: Tensor, hessian_KK: Tensor, grid: Grid) -> Tensor:
+def plainly(w_NK: Tensor, hessian_KK: Tensor, scale_N: Tensor, grid: Grid) -> Tensor:
     """GPTQ as it is derived: after each column, its row and column leave the inverse Hessian."""
     w, inverse = w_NK.double().clone(), hessian_KK.double().clone()
     inverse.diagonal().add_(DAMPING[0] * float(hessian_KK.diagonal().mean()))
     inverse = torch.linalg.inv(inverse)
-    scale_N1 = steps_of(w_NK, grid, torch.float32).scales
     levels = []
     for i in range(w.shape[1]):
-        level_N = nearest_levels(w[:, i].float(), scale_N1[:, 0], None, grid)
-        error_N = (w[:, i] - scale_N1[:, 0] * level_N.double()) / inverse[i, i]
+        level_N = nearest_levels(w[:, i].float(), scale_N, None, grid)
+        error_N = (w[:, i] - scale_N * level_N.double()) / inverse[i, i]
         w[:, i + 1 :] -= error_N[:, None] * inverse[i, i + 1 :]
         inverse = inverse - inverse[:, i : i + 1] * inverse[i : i + 1] / inverse[i, i]
         levels.append(level_N)
@@ -125,7 +124,7 @@ def test_gptq_is_what_its_derivation_says():
     w_NK, x_MK = torch.randn(5, 24, generator=seeded(4)), correlated(200, 24)
     hessian_KK, grid = x_MK.t() @ x_MK / 100, SCHEMES["w8a8"]
     made = gptq(w_NK, hessian_KK, grid, torch.float32, ordered=False)
-    assert torch.equal(made.levels_NK, plainly(w_NK, hessian_KK, grid))
+    assert torch.equal(made.levels_NK, plainly(w_NK, hessian_KK, made.scales[:, 0], grid))
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -174,6 +174,11 @@ def spread_steps(plane: Tensor, grid: Grid, rows: int, columns: int) -> Tensor:
     return wide if group >= columns else wide.repeat_interleave(group, 1)[:, :columns]
 
 
+def sum_of_blocks(w_NK: Tensor, grid: Grid) -> Tensor:
+    """The sum over the weights that share a scale, in the form that scales have."""
+    return _blocks(w_NK, grid).sum(dim=(1, 3))
+
+
 def _to_8_bits(x: Tensor, kind: Kind) -> Tensor:
     most = x.abs().amax(-1, keepdim=True)
     scale = (most / (127.0 if kind == "int8" else LARGEST_FP8)).clamp(min=1e-12)

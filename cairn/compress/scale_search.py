@@ -1,0 +1,50 @@
+"""Which scale loses least? The largest weight of a row says what a scale has to cover, not which one rounds best.
+
+    scale = f * largest magnitude / largest level        f: the candidate with the least  sum_k importance_k * error_k^2
+
+f = 1 is among the candidates, so that no row, group or block is worse than at the scale of its largest weight.
+"""
+
+import torch
+from torch import Tensor
+
+from cairn.models.quantized.planes import dequantized
+from cairn.models.quantized.rounding import Grid, Steps, steps_of, sum_of_blocks, with_levels
+
+# Levels of e4m3 have the same distances in every octave: only where its octaves begin is to be chosen, and nothing is
+# clipped. Integers may clip the largest weights for smaller steps; a power of two has only its neighbours.
+FACTORS: dict[str, tuple[float, ...]] = {
+    "fp8": tuple(2 ** (place / 16) for place in range(1, 16)),
+    "int8": tuple(1 - place / 40 for place in range(1, 13)),
+    "int4": tuple(1 - place / 40 for place in range(-2, 21) if place),
+    "nvfp4": tuple(1 - place / 40 for place in range(-6, 17) if place),
+    "mxfp4": (0.5, 2.0),
+}
+
+
+def best_steps(
+    w_NK: Tensor,
+    importance_K: Tensor,
+    grid: Grid,
+    stored: torch.dtype,
+    global_scale: float | None = None,
+) -> Steps:
+    """Scales with the least weighted error of round to nearest, each row, group or block for itself."""
+    best = steps_of(w_NK, grid, stored, global_scale)
+    least = _error(w_NK, importance_K, best, grid)
+    for factor in FACTORS[grid.kind]:
+        steps = steps_of(w_NK * factor, grid, stored, best.global_scale)
+        error = _error(w_NK, importance_K, steps, grid)
+        better = error < least
+        shifts = best.shifts
+        if shifts is not None and steps.shifts is not None:
+            shifts = torch.where(better, steps.shifts, shifts)
+        best = Steps(torch.where(better, steps.scales, best.scales), shifts, best.global_scale)
+        least = torch.minimum(error, least)
+    return best
+
+
+def _error(w_NK: Tensor, importance_K: Tensor, steps: Steps, grid: Grid) -> Tensor:
+    """Of each scale."""
+    error_NK = dequantized(with_levels(w_NK, steps, grid)) - w_NK
+    return sum_of_blocks(error_NK.square() * importance_K, grid)
