@@ -21,7 +21,8 @@ class Transposed(AnyRows):
         return self.weight_NK.nbytes
 
     def covers(self, rows: int) -> bool:
-        return rows in FEW
+        # Not `rows in FEW`: while torch records a step, sizes are tensors, which would be compared with each number.
+        return FEW.start <= rows < FEW.stop
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
