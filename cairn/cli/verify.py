@@ -21,11 +21,21 @@ from cairn.core.errors import UsageError
 from cairn.core.prose import in_terminal
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, default_model
+from cairn.report.progress import LOG_S, StatusLine, clock_time
 
 if TYPE_CHECKING:
-    from cairn.verify.check import Verdict, Watch
+    from cairn.verify.check import Verdict
     from cairn.verify.evidence import Evidence
     from cairn.verify.run import Compared
+
+
+SIZES = {  # of a difference, by the least rounding that makes one like it
+    "float32": "rounding in float32",
+    "bfloat16": "rounding in bfloat16",
+    "int8": "8-bit weights",
+    "int4": "4-bit weights",
+    None: "more than 4-bit weights",
+}
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,12 +83,14 @@ def run(args: list[str]) -> int:
     key = os.environ.get("CAIRN_API_KEY") or os.environ.get("OPENAI_API_KEY")
     server = None if options.url is None else Server(options.url, options.served_model, key)
     engine = Engine(options.device, options.dtype, options.weights)
-    evidence = gather(opened, engine, server)
+    working = Working(shown=not options.json)
+    evidence = gather(opened, engine, server, working)
     if options.record is not None:
         write_evidence(evidence, options.record)
     own = None if server is not None else engine
     expected = expected_level(opened, own) if options.expect == "auto" else options.expect
-    verdict = judge(opened, evidence, expected, _watch(options.json), options.device)
+    verdict = judge(opened, evidence, expected, working, options.device)
+    working.clear()
     compared = None if record is None else compare(evidence, record)
     if options.json:
         command = shlex.join(["cairn", "verify", *args])
@@ -103,21 +115,36 @@ def _model(options: Verify) -> str:
     return default.name
 
 
-def _watch(quiet: bool) -> "Watch":
-    """Shows what is being tried on one line of a terminal."""
-    if quiet or not sys.stderr.isatty():
-        return lambda said: None
-    return lambda said: print(f"\r\033[Ktrying: {said[:70]}", end="", file=sys.stderr, flush=True)
+class Working:
+    """Says what is being waited for: on one line of a terminal, in a log with a line every half a minute."""
+
+    def __init__(self, shown: bool) -> None:
+        self._line, self._shown = StatusLine(), shown
+        self._began, self._logged = time.monotonic(), float("-inf")
+
+    def __call__(self, said: str) -> None:
+        now = time.monotonic()
+        text = f"{clock_time(now - self._began)}  {said}"
+        if self._shown and self._line.shown:
+            self._line.show(text)
+        elif self._shown and now - self._logged >= LOG_S:
+            self._logged = now
+            print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        self._line.clear()
 
 
 def _show(
     evidence: "Evidence", verdict: "Verdict", compared: "Compared | None", seconds: float
 ) -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
-    print(in_terminal(f"{evidence.model}: {evidence.source.splitlines()[0]}", "  "))
+    source = evidence.source.splitlines()[0].partition("; ")[0]
+    asked = source if evidence.model in source else f"{source}: {evidence.model}"
+    print(in_terminal(f"answers of {asked}", "  "))
     for line in lines(
-        ["probe", "tokens", "top-1", "KL", "largest", "as"], _rows(verdict), left={0, 5}
+        ["prompts", "tokens", "same top-1", "KL", "largest KL", "as large as"],
+        _rows(verdict),
+        left={0, 5},
     ):
         print(f"  {line}")
     for part in verdict.parts:
@@ -143,7 +170,7 @@ def _rows(verdict: "Verdict") -> list[list[str]]:
             f"{part.top1:.1%}",
             f"{part.kl:.2e}",
             f"{part.largest_kl:.2e}",
-            part.level or "more",
+            SIZES[part.level],
         ]
         for part in verdict.parts
     ]

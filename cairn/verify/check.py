@@ -107,6 +107,7 @@ class Check:
     # -- texts -----------------------------------------------------------------------------------
 
     def _texts(self, texts: list[Observation], expected: Level) -> tuple[Part, Hypothesis | None]:
+        self.watch(f"the plain path computes {len(texts)} texts in float32")
         plain = self.path.expected(texts)
         distance = mean_distance(texts, plain)
         agreed = agreement(texts, plain)
@@ -250,7 +251,7 @@ class Check:
     def _computed(self, observed: Observation, hypothesis: Hypothesis) -> Observation:
         key = (observed.probe, len(observed.ids), hypothesis.says)
         if key not in self._known:
-            self.watch(hypothesis.says)
+            self.watch(f"trying cause {self.tried + 1}: {hypothesis.says}")
             [self._known[key]] = self.path.expected([observed], hypothesis)
         return self._known[key]
 
@@ -315,7 +316,7 @@ def _judged(parts: list[Part], expected: Level, tried: int) -> Verdict:
         return Verdict(status="differs", says=says, expected=expected, parts=parts, tried=tried)
     levels = [part.level for part in parts if part.level is not None]
     worst: Level = max(levels, key=_rank) if levels else "float32"
-    says = f"computes this model, up to what {_weights_of(worst)} round"
+    says = f"it computes this model; what differs is rounding, {_weights_of(worst)} at most"
     return Verdict(status="agrees", says=says, expected=expected, parts=parts, tried=tried)
 
 

@@ -40,11 +40,17 @@ def tokenizer_of(opened: OpenModel) -> Tokenizer:
     return opened.tokenizer
 
 
-def gather(opened: OpenModel, engine: Engine, server: Server | None) -> Evidence:
+def gather(
+    opened: OpenModel,
+    engine: Engine,
+    server: Server | None,
+    watch: Watch = lambda said: None,
+) -> Evidence:
     probes = probes_of(opened.spec, tokenizer_of(opened))
     if server is not None:
-        found = from_server(server, probes, tokenizer_of(opened))
+        found = from_server(server, probes, tokenizer_of(opened), watch)
     else:
+        watch(f"the engine loads {opened.name}")
         options = {"device": engine.device, "dtype": engine.dtype, "weights": engine.weights}
         room = max(len(probe.ids) + probe.answer for probe in probes)
         made = LLM(
@@ -56,6 +62,7 @@ def gather(opened: OpenModel, engine: Engine, server: Server | None) -> Evidence
             **options,
         )
         with made as llm:
+            watch(f"the engine answers {len(probes)} fixed prompts")
             found = from_engine(llm, probes)
     return msgspec.structs.replace(found, fingerprint=fingerprint(opened))
 
@@ -75,6 +82,7 @@ def judge(
 ) -> Verdict:
     """Against the plain float32 path of this model."""
     device = default_device() if device == "auto" else device
+    watch("the same weights are loaded in float32, for the plain path")
     path = PlainPath(_plain_model(opened, device))
     return Check(path, opened.spec, opened.tokenizer, watch).verdict(evidence, expected)
 

@@ -11,7 +11,7 @@ out, and a place with it where it is the likeliest. A token that no id has ends 
 import http.client
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.bench.load_answer import error_text
@@ -91,10 +91,16 @@ class Server:
         return found
 
 
-def from_server(server: Server, probes: Sequence[Probe], tokenizer: Tokenizer) -> Evidence:
+def from_server(
+    server: Server,
+    probes: Sequence[Probe],
+    tokenizer: Tokenizer,
+    watch: Callable[[str], None] = lambda said: None,
+) -> Evidence:
     ids = TokenIds(tokenizer)
     observations, refusals = [], []
-    for probe in probes:
+    for number, probe in enumerate(probes, 1):
+        watch(f"the server answers fixed prompt {number} of {len(probes)} ({probe.name})")
         try:
             ask = _chat if probe.name == CHAT_PROBE else _text
             observations.append(ask(server, probe, ids))
