@@ -1,5 +1,6 @@
 """Opens a model that is about to be made smaller: in floating point, on one device, with its tokenizer."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,13 +30,19 @@ def check_out(out: Path) -> None:
     """Before anything is computed: the folder must be new or empty, and a place that can be written to."""
     if not out.name:  # the folder appears by a rename, which is not possible from inside it
         raise ConfigError(f"--out {out} is the folder that this runs in", hint="name a new folder")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file, not a folder", hint="choose another --out")
+    if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} exists and is not empty", hint="choose another --out")
     parent = out.absolute().parent
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir():
         raise ConfigError(f"{parent} is a file, not a folder", hint="choose another --out")
+    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise ConfigError(
+            f"{out} cannot be made: you may not write to {parent}", hint="choose another --out"
+        )
 
 
 def open_whole(name: str, device: str, dtype: str) -> Whole:
@@ -94,6 +101,6 @@ def _refuse_quantised(folder: Path) -> None:
         return
     method = found.get("quant_method", "unknown") if isinstance(found, dict) else "unknown"
     raise UnsupportedModel(
-        f"{folder} is quantised already ({method}): rounding it once more would only lose accuracy",
+        f"{folder} is quantised already ({method}), and what is written here is made of weights in 16 bits",
         hint="begin with the model in 16 bits",
     )

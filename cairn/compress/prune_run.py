@@ -113,7 +113,7 @@ def _check(job: PruneJob) -> None:
     check_out(job.out)
     if sum(one is not None for one in (job.sparsity, job.pattern, job.experts)) != 1:
         raise ConfigError(
-            "say what goes with one of --sparsity, --pattern and --experts",
+            "exactly one of --sparsity, --pattern and --experts says what is removed",
             hint="such as --sparsity 0.5, --pattern 2:4, or --experts 24",
         )
     if job.sparsity is not None and not 0 < job.sparsity < 1:

@@ -79,7 +79,7 @@ def check_pair(scheme: str, method: Method) -> None:
         )
     if method == "smoothquant" and scheme != "w8a8":
         raise ConfigError(
-            f"method smoothquant is for 8-bit integer activations, which scheme {scheme} has not",
+            f"method smoothquant is for 8-bit integer activations, which scheme {scheme} does not have",
             hint="use --scheme w8a8, or --method gptq",
         )
 

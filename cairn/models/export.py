@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,29 @@ def export(
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty", hint="choose another folder")
-    unfinished = folder.with_name(folder.name + ".unfinished")
+    config = to_hf(model.spec, dtype or model.build.dtype) | (more or {})
+    with complete_folder(folder) as unfinished:
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        _write_weights(tensors(model) if stream is None else stream, unfinished, shard_bytes)
+        for name in TOKENIZER_FILES:
+            if like is not None and (like / name).is_file():
+                shutil.copyfile(like / name, unfinished / name)
+
+
+@contextmanager
+def complete_folder(folder: Path) -> Iterator[Path]:
+    """A place beside `folder` to write to, which becomes `folder` at the end; after a failure nothing is left."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    config = to_hf(model.spec, dtype or model.build.dtype) | (more or {})
-    (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _write_weights(tensors(model) if stream is None else stream, unfinished, shard_bytes)
-    for name in TOKENIZER_FILES:
-        if like is not None and (like / name).is_file():
-            shutil.copyfile(like / name, unfinished / name)
-    if folder.exists():
-        folder.rmdir()
-    unfinished.rename(folder)
+    try:
+        yield unfinished
+        if folder.exists():
+            folder.rmdir()
+        unfinished.rename(folder)
+    except BaseException:  # also Ctrl-C; on a full disk the half of a model would keep it full
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,9 @@
 """`cairn quantize` and `cairn prune` from the command line: what they leave behind, and what they refuse."""
 
+import itertools
 import json
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from cairn.cli.main import main
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.export import export
+from cairn.models.export import export, tensors
 from cairn.models.runnable import open_model
 from cairn.models.spec import Experts, ModelSpec
 from cairn.models.weights import random_model
@@ -124,9 +127,10 @@ def test_a_gguf_file_becomes_a_smaller_one_that_reads_the_same(name: str, tmp_pa
     ("flags", "message"),
     [
         (["--scheme", "fp8", "--method", "awq"], "method awq is for 4 bits"),
-        (["--scheme", "w4a16", "--method", "smoothquant"], "which scheme w4a16 has not"),
+        (["--scheme", "w4a16", "--method", "smoothquant"], "which scheme w4a16 does not have"),
         (["--scheme", "w3a16"], "w3a16"),
-        (["--group", "128"], "groups of 128 do not divide rows of 64"),
+        (["--group", "128"], "groups of 128 do not divide rows of 64 and 96"),
+        (["--group", "12"], "hint: use --group 32"),
         (["--scheme", "fp8", "--group", "64", "--method", "rtn"], "no groups of 64"),
         (["--scheme", "fp8", "--asymmetric", "--method", "rtn"], "has no zero points"),
         (["--scheme", "q8_0", "--method", "rtn"], "takes its metadata from the GGUF file"),
@@ -203,6 +207,41 @@ def test_no_room_on_the_disk_is_said_before_anything_is_written(
     assert not (tmp_path / "q").exists()
 
 
+@pytest.fixture
+def a_full_disk() -> Iterator[None]:
+    """A limit on the size of files fails a write in the middle, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_fills_in_the_middle_leaves_nothing(folder: Path, tmp_path: Path, a_full_disk):
+    model = open_checkpoint(folder).load("cpu", torch.float32)
+    with pytest.raises(OSError, match="File too large"):
+        export(model, tmp_path / "q")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_while_it_is_written_leaves_nothing(folder: Path, tmp_path: Path):
+    model = open_checkpoint(folder).load("cpu", torch.float32)
+
+    def stopped() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(tensors(model), 3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(model, tmp_path / "q", stream=stopped())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_may_not_be_written_to_is_refused_at_once(
+    folder: Path, tmp_path: Path, capsys
+):
+    assert quantize(folder, Path("/proc/self/q")) == 2
+    assert "you may not write to /proc/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
 def test_a_pruned_model_has_its_zeros(folder: Path, tmp_path: Path, capsys, method: str):
     flags = ["--pattern", "2:4"] if method == "sparsegpt" else ["--sparsity", "0.5"]
@@ -233,7 +272,7 @@ def test_experts_are_pruned_and_the_model_loads(mixture: Path, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "say what goes"),
+        ([], "exactly one of --sparsity, --pattern and --experts"),
         (["--sparsity", "1.5"], "is not between 0 and 1"),
         (["--pattern", "4:2"], "is not a pattern"),
         (["--pattern", "2:5"], "groups of 5 do not divide rows of 64"),

@@ -5,7 +5,6 @@ and the head are Q8_0, and everything else is float32. A model that came from el
 """
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from cairn.core.errors import ConfigError, UnsupportedModel
-from cairn.models.export import single_tensors
+from cairn.models.export import complete_folder, single_tensors
 from cairn.models.gguf.changes import redo
 from cairn.models.gguf.file import GGUFFile
 from cairn.models.gguf.keys import ROPE_FACTORS
@@ -33,14 +32,9 @@ FILE_TYPES = {"q4_0": 2, "q8_0": 7}  # of general.file_type: "mostly" this one
 
 def write_gguf(quantized: QuantizedModel, folder: Path, like: Path, scheme: str) -> Path:
     """A new folder with one file; `like`: the GGUF file whose metadata it takes over."""
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
     name = f"model.{scheme.upper()}.gguf"
-    _write_file(quantized, unfinished / name, like, scheme)
-    if folder.exists():
-        folder.rmdir()
-    unfinished.rename(folder)
+    with complete_folder(folder) as unfinished:
+        _write_file(quantized, unfinished / name, like, scheme)
     return folder / name
 
 

@@ -67,16 +67,20 @@ def fitted(scheme: str, widths: list[int], group: int | None = None) -> tuple[Gr
     odd = [k for k in widths if wanted and k % wanted]
     if not odd:
         return replace(grid, group=wanted), None
-    fits = next((g for g in (64, 32, 16) if g < wanted and not any(k % g for k in widths)), None)
+    fits = next((g for g in (128, 64, 32, 16) if not any(k % g for k in widths)), None)
     if group is not None or fits is None or grid.kind != "int4" or scheme in GGUF_SCHEMES:
         raise ConfigError(
-            f"groups of {wanted} do not divide rows of {odd[0]} values",
+            f"groups of {wanted} do not divide rows of {_listed(odd)} values",
             hint=f"use --group {fits}"
             if fits and scheme == "w4a16"
             else "use --scheme w8a8 or fp8",
         )
     note = f"group {fits} because {wanted} does not divide rows of {odd[0]} values"
     return replace(grid, group=fits), note
+
+
+def _listed(widths: list[int]) -> str:
+    return " and ".join(str(width) for width in sorted(set(widths)))
 
 
 def rounded(w_NK: Tensor, grid: Grid, stored: torch.dtype = torch.float32) -> Planes:
