@@ -1,5 +1,6 @@
 """`cairn quantize` and `cairn prune` from the command line: what they leave behind, and what they refuse."""
 
+import itertools
 import json
 import resource
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch
 from cairn.cli.main import main
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.export import complete_folder, export
+from cairn.models.export import export, tensors
 from cairn.models.runnable import open_model
 from cairn.models.spec import Experts, ModelSpec
 from cairn.models.weights import random_model
@@ -222,14 +223,15 @@ def test_a_disk_that_fills_in_the_middle_leaves_nothing(folder: Path, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_half_of_a_folder_never_stays(tmp_path: Path):
-    def interrupted() -> None:
-        with complete_folder(tmp_path / "q") as unfinished:
-            (unfinished / "config.json").write_text("{}")
-            raise KeyboardInterrupt
+def test_ctrl_c_while_it_is_written_leaves_nothing(folder: Path, tmp_path: Path):
+    model = open_checkpoint(folder).load("cpu", torch.float32)
+
+    def stopped() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(tensors(model), 3)
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        export(model, tmp_path / "q", stream=stopped())
     assert not list(tmp_path.iterdir())
 
 
