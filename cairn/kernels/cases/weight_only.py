@@ -152,7 +152,7 @@ VARIANTS = list(
 
 
 def cases() -> Iterator[Case]:
-    """Levels of 8 bits: those of 4 are `packed_matmul`'s at such shapes."""
+    """Levels of 8 bits, at shapes that an engine gives to `packed_matmul`: what the kernel for any shape costs."""
     for form in (FORMS[0], OTHERS[-1]):
         for p in PROJECTIONS:
             for m in BATCHES:
