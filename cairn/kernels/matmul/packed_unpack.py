@@ -122,14 +122,14 @@ def unpacked(raw, layout: gl.constexpr, KIND: gl.constexpr, CENTRED: gl.constexp
     Those of int4 are level - 8, or 128 + level where they are not CENTRED.
     """
     if KIND == "fp8":
-        PROGRAM: gl.constexpr = FP8
+        PTX: gl.constexpr = FP8
     elif KIND == "int8":
-        PROGRAM: gl.constexpr = INT8
+        PTX: gl.constexpr = INT8
     elif CENTRED:
-        PROGRAM: gl.constexpr = INT4
+        PTX: gl.constexpr = INT4
     else:
-        PROGRAM: gl.constexpr = INT4_FROM_128
-    return _operand(PROGRAM, (_words(raw, of_bytes(KIND)),), layout, of_bytes(KIND))
+        PTX: gl.constexpr = INT4_FROM_128
+    return _operand(PTX, (_words(raw, of_bytes(KIND)),), layout, of_bytes(KIND))
 
 
 @gluon.jit
@@ -142,14 +142,14 @@ def unpacked_and_scaled(raw, scales, shifts, layout: gl.constexpr, KIND: gl.cons
         given = given + (gl.convert_layout(shifts, here),)  # noqa: RUF005
     if KIND == "e2m1":
         gl.static_assert(shifts is None)
-        PROGRAM: gl.constexpr = E2M1_SCALED
+        PTX: gl.constexpr = E2M1_SCALED
     elif KIND == "fp8":
-        PROGRAM: gl.constexpr = FP8_SCALED if shifts is None else FP8_SHIFTED
+        PTX: gl.constexpr = FP8_SCALED if shifts is None else FP8_SHIFTED
     elif KIND == "int8":
-        PROGRAM: gl.constexpr = INT8_SCALED if shifts is None else INT8_SHIFTED
+        PTX: gl.constexpr = INT8_SCALED if shifts is None else INT8_SHIFTED
     else:
-        PROGRAM: gl.constexpr = INT4_SCALED if shifts is None else INT4_SHIFTED
-    return _operand(PROGRAM, given, layout, of_bytes(KIND))
+        PTX: gl.constexpr = INT4_SCALED if shifts is None else INT4_SHIFTED
+    return _operand(PTX, given, layout, of_bytes(KIND))
 
 
 @gluon.constexpr_function
@@ -224,16 +224,16 @@ def _in_byte_order(bytes_, TILES: gl.constexpr):
 
 
 @gluon.jit
-def _operand(PROGRAM: gl.constexpr, given, layout: gl.constexpr, BYTES: gl.constexpr):
-    """What the program makes of words and of what lies beside them."""
+def _operand(PTX: gl.constexpr, given, layout: gl.constexpr, BYTES: gl.constexpr):
+    """What these instructions make of words and of what lies beside them."""
     COLUMNS: gl.constexpr = given[0].shape[1] * (1 if BYTES else 2)
     if BYTES:
         numbers = gl.inline_asm_elementwise(
-            PROGRAM, _constraints(2, len(given)), given, gl.bfloat16, True, 4
+            PTX, _constraints(2, len(given)), given, gl.bfloat16, True, 4
         )
     else:
         low, high = gl.inline_asm_elementwise(
-            PROGRAM, _constraints(4, len(given)), given, (gl.bfloat16, gl.bfloat16), True, 4
+            PTX, _constraints(4, len(given)), given, (gl.bfloat16, gl.bfloat16), True, 4
         )
         halves = gl.join(low, high).reshape([PIECE, COLUMNS // 16, 8, 2])
         numbers = halves.permute((0, 1, 3, 2)).reshape([PIECE, COLUMNS])
