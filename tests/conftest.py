@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import zlib
@@ -51,6 +52,19 @@ LONG = (
     "train/checkpoint/test_resume.py",
     "bench/test_throughput.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What one worker of the suite has compiled, the others copy; so does the next run."""
+    cache = getattr(config, "cache", None)
+    if (
+        cache is not None
+        and "CC" not in os.environ
+        and sys.platform == "linux"
+        and shutil.which("cc")
+    ):
+        os.environ["KEPT_CC"] = str(cache.mkdir("kept_cc"))
+        os.environ["CC"] = str(TESTS / "kept_cc.py")
 
 
 @pytest.hookimpl(wrapper=True)
