@@ -1,5 +1,6 @@
 """Held-out loss, bits per byte and sample texts: right, the same in every layout, without an effect on training."""
 
+import functools
 import math
 
 import msgspec
@@ -14,6 +15,7 @@ from cairn.models.layers import Build
 from cairn.models.weights import random_model
 from cairn.train import serving_kl
 from cairn.train.config import Data, Model, Precision, Schedule, Validation
+from cairn.train.data import procedural
 from cairn.train.data.batch import IGNORED, make_batch
 from cairn.train.data.source import microbatch
 from cairn.train.data.tokenizer_trainer import byte_tokenizer
@@ -28,6 +30,14 @@ from cairn.train.validation import in_words, text_bytes
 SMALL = Model(preset="tiny-qwen3", layers=2, hidden=32, heads=2, kv_heads=2, intermediate=48)
 STORIES = Data(sources=["stories"], vocab=300, sequence=64, sequences=4, microbatch=2)
 HELD = Validation(share=0.1, every=2, batches=2, prompts=["Once upon", "The cat"], tokens=6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_tokenizer():
+    """Every run here learns the same one: the first trains it, and ranks, which are forks, find it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(procedural, "small_tokenizer", functools.cache(procedural.small_tokenizer))
+        yield
 
 
 def config(folder, layout=None, **changes):

@@ -96,7 +96,7 @@ def _at_rest(stats):
 @pytest.fixture
 def deaf(request):
     """A server with a client that never reads, and the server's end of its connection, whose own buffers are small."""
-    tokens, settings = 20_000, getattr(request, "param", {})
+    tokens, settings = 8_000, getattr(request, "param", {})  # many times what all buffers hold
     folder = request.getfixturevalue("tiny_folder")
     with paced_tiny.paced(folder, rows=4, step_s=0.0001, context=tokens + 64, **settings) as server:
         client = leaving_clients.deaf(server.port, tokens)
