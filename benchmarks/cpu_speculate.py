@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from cairn.serve.guide import schema_guide
 
 from cairn.bench.record import add_arguments, record
 from cairn.models.hub import default_model
@@ -31,6 +30,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate.drafter import Ask
 from cairn.serve.engine.start import Started, start
 from cairn.serve.grammar import Grammar, grammars_for
+from cairn.serve.structured_output import schema_guide
 
 CODE = """def area_of_rectangle(width, height):
     if width < 0 or height < 0:

@@ -24,13 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from cairn.bench.served import started
-from cairn.serve.http.ledger.book import REMEMBERED
-
+from cairn.bench.own_server import started
 from cairn.bench.record import add_arguments, record, require_commit
 from cairn.core.errors import HardwareError, UsageError
 from cairn.hw.energy import EnergyCounter, open_energy
 from cairn.hw.gpus import TorchMissing, gpus_from_torch
+from cairn.serve.http.ledger.recent_ledgers import REMEMBERED
 
 SIZES = ((64, 16), (512, 128), (2048, 64))  # tokens in and out
 CLIENTS = 24

@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
-from cairn.core.collector import keep_what_is_loaded
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from cairn.bench.paced_engine import paced_engine
 from cairn.bench.paced_server import PacedServer, ServerThread, paced_apart
 from cairn.bench.paced_worker import Pace, held_until
+from cairn.core.garbage_collection import keep_what_is_loaded
 from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.answer import Answer
 from cairn.serve.engine.request import Limits, Request

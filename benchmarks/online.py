@@ -18,14 +18,14 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from cairn.bench.prompted import Prompted
-from cairn.core.collector import quiet_collector
 
 from cairn.bench import arrivals, load_search
 from cairn.bench.engine_run import TEMPERATURE, serve
 from cairn.bench.load_search import Tried
 from cairn.bench.record import add_arguments, record
+from cairn.bench.workload_request import Prompted
 from cairn.cli.kernels_build import SERVER
+from cairn.core.garbage_collection import quiet_collector
 from cairn.models.runnable import OpenModel, open_model
 from cairn.plan import slo as planned
 from cairn.plan.device import device as planned_device

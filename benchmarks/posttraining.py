@@ -28,10 +28,10 @@ from typing import Any
 
 import msgspec
 import torch
-from cairn.core.collector import keep_what_is_loaded
 
 from cairn.bench.record import add_arguments, record, require_commit
 from cairn.bench.train import Setup, measure
+from cairn.core.garbage_collection import keep_what_is_loaded
 
 RANK = 16
 FROM_FOLDERS = 4  # adapters that are read from a folder; the others are made on the device

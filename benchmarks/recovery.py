@@ -34,8 +34,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import msgspec
 import torch
-from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, recall_pieces
-from cairn.train.recovery.board import Board
 
 from cairn.bench.record import add_arguments, record
 from cairn.core import events
@@ -46,8 +44,10 @@ from cairn.train.checkpoint.load import load_pieces
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_memory import PeerMemory
 from cairn.train.checkpoint.peer_placement import recovery_point
+from cairn.train.checkpoint.peer_restore import Reach, ask_holdings, recall_pieces
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.checkpoint.save import Saver
+from cairn.train.recovery.status_board import Board
 
 # Of each the median; a ratio is that of two neighbours in one round, of those the median.
 REPEATS = 7

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from cairn.serve.separation.timed import Answer, generate_alone
 
 from cairn.bench.record import add_arguments, record
 from cairn.serve.config import EngineConfig
@@ -24,6 +23,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask
+from cairn.serve.separation.timed_answers import Answer, generate_alone
 
 STREAMS, LONG = 4, 6  # answers from the start, prompts that come in between
 

@@ -24,12 +24,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from cairn.bench.prompted import Prompted
-from cairn.serve.guide import schema_guide
 
 from cairn.bench.engine_run import Run, serve
 from cairn.bench.record import add_arguments, current_commit, not_again, record
 from cairn.bench.throughput import ledger, release
+from cairn.bench.workload_request import Prompted
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
@@ -39,6 +38,7 @@ from cairn.serve.engine.speculate.acceptance import Counts
 from cairn.serve.engine.speculate.synthetic import make_synthetic_on_device, rates_of_length
 from cairn.serve.engine.start import start_with
 from cairn.serve.grammar import Grammar, Grammars
+from cairn.serve.structured_output import schema_guide
 
 PROMPT, MANY_PROMPT, PAGE = 128, 1024, 64
 WARM = 64  # tokens of an answer that is not counted: behind it everything is compiled

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from cairn.models.vision.rules import ImageRules, layout_of
 
 from cairn.bench.record import add_arguments, record
 from cairn.models.build import Build
@@ -26,6 +25,7 @@ from cairn.models.vision.cost import tower_flops
 from cairn.models.vision.families import split_config
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.prompt import rows_of
+from cairn.models.vision.tiling_rules import ImageRules, layout_of
 from cairn.models.vision.tower import Tower
 from cairn.models.weights import fill_random, random_model
 from cairn.serve.config import EngineConfig

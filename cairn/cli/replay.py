@@ -9,6 +9,7 @@ import tyro
 
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.report.progress import Activity
 
 if TYPE_CHECKING:
     from cairn.verify.replay import Replayed
@@ -22,9 +23,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     request: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[REQUEST]")] = ""
-    """a captured file, or with --folder the id of a request"""
+    """a captured file; or, with --folder, the id of a request, as its answer, x-request-id or the page has it"""
     folder: Path | None = None
-    """where requests were captured"""
+    """the folder that the server was given with --capture"""
     model: str | None = None
     """the files of the model, if they are elsewhere than where the server had them"""
     device: str | None = None
@@ -39,11 +40,16 @@ def run(args: list[str]) -> int:
     options = load(Replay, args=args, env_prefix="CAIRN_REPLAY_").value
     if not options.request:
         raise UsageError("no request is named", hint="give a file of `cairn serve --capture DIR`")
-    from cairn.serve.capture import file_of, not_replayed, read_captured
+    from cairn.serve.capture import not_replayed, read_captured
 
     file = Path(options.request)
-    if options.folder is not None and not file.exists():
-        file = file_of(options.folder, options.request)
+    if not file.exists() and options.folder is not None:
+        file = _of_id(options.folder, options.request)
+    elif not file.exists() and not file.suffix:
+        raise UsageError(
+            f"there is no file {file}, and no folder is named to find a request of that id in",
+            hint=f"give the folder of `cairn serve --capture`: cairn replay {options.request} --folder DIR",
+        )
     captured = read_captured(file)
     changes = {
         "model": options.model,
@@ -57,7 +63,9 @@ def run(args: list[str]) -> int:
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.verify.replay import replay
 
-    found = replay(captured, config)
+    activity = Activity(shown=not options.json)
+    found = replay(captured, config, watch=activity)
+    activity.clear()
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
@@ -65,6 +73,14 @@ def run(args: list[str]) -> int:
         for number, one in enumerate(found):
             _show(number, one)
     return int(not all(one.same for one in found))
+
+
+def _of_id(folder: Path, request: str) -> Path:
+    """The file of a request by its id, which answers have behind a prefix of their kind: chatcmpl-6b07e984."""
+    from cairn.serve.capture import file_of
+
+    whole, bare = file_of(folder, request), file_of(folder, request.partition("-")[2] or request)
+    return bare if bare.exists() and not whole.exists() else whole
 
 
 def _show(number: int, one: "Replayed") -> None:
@@ -79,9 +95,10 @@ def _show(number: int, one: "Replayed") -> None:
         print(f"  plain path: differs at token {one.plain_differs_at}, digest {one.plain_digest}")
     largest = max(one.errors, default=0.0)
     if one.departure is None:
-        print(f"  layers: rounding only, at most {largest:.1e} of a hidden state")
+        print(f"  layers: rounding only, hidden states differ by {largest:.1e} at most")
     else:
         found = one.departure
         print(
-            f"  layers: layer {found.layer} departs: {found.before:.1e} before it, {found.error:.1e} behind it"
+            f"  layers: layer {found.layer} differs by more than rounding: "
+            f"{found.error:.1e} behind it, {found.before:.1e} before it"
         )

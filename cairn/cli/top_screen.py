@@ -9,8 +9,9 @@ from cairn.core.units import format_duration
 
 Document = dict[str, Any]
 BAR = 30
+NAMES = {"anybody": "(no key)"}
 SHORTEST = 24  # lines that a terminal has at least
-WIDEST_ID = 20
+WIDEST_ID = 24  # as the server makes them
 
 
 def screen(
@@ -50,15 +51,15 @@ def _energy(usage: Document) -> str:
 def _bars(engine: Document) -> list[str]:
     pages, batch, prefix = engine["pages"], engine["batch"], engine["prefix"]
     total = max(pages["total"], 1)
-    held = f"{pages['used']} held, {pages['cached']} findable of {pages['total']} pages"
+    held = f"{pages['used']} in use, {pages['cached']} cached, of {pages['total']}"
     tokens = batch["decode_tokens"] + batch["prefill_tokens"]
     looked = prefix["looked_up_tokens"]
     share = prefix["hit_tokens"] / looked if looked else 0.0
     return [
-        f"pages   {_bar(pages['used'] / total, pages['cached'] / total)} {held}",
-        f"step    {_bar(tokens / max(batch['budget_tokens'], 1))} {batch['sequences']} sequences, "
-        f"{batch['decode_tokens']} + {batch['prefill_tokens']} tokens",
-        f"prefix  {_bar(share)} {share:.0%} of {looked:,} prompt tokens found",
+        f"KV pages  {_bar(pages['used'] / total, pages['cached'] / total)} {held}",
+        f"batch     {_bar(tokens / max(batch['budget_tokens'], 1))} {batch['decode_tokens']} decode + "
+        f"{batch['prefill_tokens']} prefill tokens",
+        f"prefix    {_bar(share)} {share:.0%} of {looked:,} prompt tokens cached",
     ]
 
 
@@ -70,21 +71,21 @@ def _bar(share: float, more: float = 0.0) -> str:
 
 def _latency(engine: Document) -> list[str]:
     found = []
-    for name, label in (("ttft_s", "first"), ("itl_s", "token"), ("e2e_s", "request")):
-        middle, late = (_time(engine["latency"][name][p]).replace(" ", "") for p in ("p50", "p99"))
+    for name, label in (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("e2e_s", "total")):
+        middle, late = (_short(engine["latency"][name][p]) for p in ("p50", "p99"))
         found.append(f"{label} {middle}/{late}")
-    return ["p50/p99 " + "  ".join(found)]  # so short that all of it fits into 80 columns
+    return ["p50/p99   " + "  ".join(found)]  # so short that all of it fits into 80 columns
 
 
 def _floor(engine: Document) -> str:
     """The newest steps beside what this machine needs for them at least."""
     known = [step for step in engine["recent"] if step["floor_s"]]
     if not known:
-        return "floor   not known yet (`cairn calibrate` measures it)"
+        return "limit     not known yet (`cairn calibrate` measures it)"
     took, least = sum(s["total_s"] for s in known), sum(s["floor_s"] for s in known)
     limits = [step["limited_by"] for step in known if step["limited_by"]]
-    by = f", limited by {max(set(limits), key=limits.count)}" if limits else ""
-    return f"floor   {least / took:.0%} of {_time(took / len(known))} a step is the least for this machine{by}"
+    by = f" (bound by {max(set(limits), key=limits.count)})" if limits else ""
+    return f"limit     a step takes {_short(took / len(known))}, the hardware needs {_short(least / len(known))}{by}"
 
 
 def _keys(keys: list[Document]) -> list[str]:
@@ -93,9 +94,10 @@ def _keys(keys: list[Document]) -> list[str]:
     headings = (f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
     lines = [" ".join([f"{'key':<12}", *headings])]
     for key in sorted(keys, key=lambda one: -one["device_s"]):
+        name = NAMES.get(key["key"], key["key"])
         left = "-" if key["today_left"] is None else f"{key['today_left']:,}"
         lines.append(
-            f"{key['key'][:12]:<12} {key['requests']:>8,} {key['prompt_tokens']:>10,} {key['cached_tokens']:>10,} "
+            f"{name[:12]:<12} {key['requests']:>8,} {key['prompt_tokens']:>10,} {key['cached_tokens']:>10,} "
             f"{key['output_tokens']:>10,} {_time(key['device_s']):>9} {left:>11}"
         )
     return lines
@@ -103,17 +105,26 @@ def _keys(keys: list[Document]) -> list[str]:
 
 def _requests(requests: list[Document]) -> list[str]:
     lines = [
-        f"{'request':<{WIDEST_ID}} {'status':<8} {'in':>6} {'hit':>6} {'out':>5} {'first':>8} {'total':>8} why"
+        f"{'request':<{WIDEST_ID}} {'status':<7} {'in':>5} {'out':>5} {'TTFT':>6} {'total':>6} "
+        f"{'cached':>6} why no more"
     ]
     for one in requests:
-        why = one.get("cache_miss") or one.get("reason") or ""
         lines.append(
-            f"{one['id'][:WIDEST_ID]:<{WIDEST_ID}} {one['status'][:8]:<8} {one['prompt_tokens']:>6} "
-            f"{one['cached_tokens']:>6} {one['output_tokens']:>5} {_time(one['ttft_s']):>8} "
-            f"{_time(one['e2e_s']):>8} {why}"
+            f"{one['id'][:WIDEST_ID]:<{WIDEST_ID}} {one['status'][:7]:<7} {one['prompt_tokens']:>5} "
+            f"{one['output_tokens']:>5} {_short(one['ttft_s']):>6} {_short(one['e2e_s']):>6} "
+            f"{one['cached_tokens']:>6} {one.get('cache_miss') or ''}"
         )
     return lines
 
 
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else format_duration(seconds)
+
+
+def _short(seconds: float | None) -> str:
+    """In at most six characters."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g}ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f}ms"
+    return f"{seconds:.3g}s" if seconds < 999.5 else f"{seconds / 60:.0f}min"

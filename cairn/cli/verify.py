@@ -21,7 +21,7 @@ from cairn.core.errors import UsageError
 from cairn.core.prose import in_terminal
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, default_model
-from cairn.report.progress import LOG_S, StatusLine, clock_time
+from cairn.report.progress import Activity
 
 if TYPE_CHECKING:
     from cairn.verify.check import Verdict
@@ -83,7 +83,7 @@ def run(args: list[str]) -> int:
     key = os.environ.get("CAIRN_API_KEY") or os.environ.get("OPENAI_API_KEY")
     server = None if options.url is None else Server(options.url, options.served_model, key)
     engine = Engine(options.device, options.dtype, options.weights)
-    working = Working(shown=not options.json)
+    working = Activity(shown=not options.json)
     evidence = gather(opened, engine, server, working)
     if options.record is not None:
         write_evidence(evidence, options.record)
@@ -113,26 +113,6 @@ def _model(options: Verify) -> str:
     default = default_model()
     print(default.why, file=sys.stderr)
     return default.name
-
-
-class Working:
-    """Says what is being waited for: on one line of a terminal, in a log with a line every half a minute."""
-
-    def __init__(self, shown: bool) -> None:
-        self._line, self._shown = StatusLine(), shown
-        self._began, self._logged = time.monotonic(), float("-inf")
-
-    def __call__(self, said: str) -> None:
-        now = time.monotonic()
-        text = f"{clock_time(now - self._began)}  {said}"
-        if self._shown and self._line.shown:
-            self._line.show(text)
-        elif self._shown and now - self._logged >= LOG_S:
-            self._logged = now
-            print(text, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        self._line.clear()
 
 
 def _show(

@@ -145,6 +145,26 @@ class Bar:
         self.clear()
 
 
+class Activity:
+    """Says what is being waited for: on one line of a terminal, in a log with a line every half a minute."""
+
+    def __init__(self, shown: bool = True, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._line, self._shown = StatusLine(self._stream, shown), shown
+        self._began, self._logged = time.monotonic(), float("-inf")
+
+    def __call__(self, said: str) -> None:
+        now = time.monotonic()
+        text = f"{clock_time(now - self._began)}  {said}"
+        self._line.show(text)
+        if self._shown and not self._line.shown and now - self._logged >= LOG_S:
+            self._logged = now
+            print(text, file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        self._line.clear()
+
+
 @contextmanager
 def progress(total: int, what: str) -> Generator[Advance]:
     """A bar of `total` steps; call the function with a word about each step that is done."""

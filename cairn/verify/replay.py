@@ -84,26 +84,34 @@ def replay(
     captured: Captured,
     config: EngineConfig | None = None,
     prepare: Callable[[Engine], None] = lambda engine: None,
+    watch: Callable[[str], None] = lambda said: None,
 ) -> list[Replayed]:
-    """`config`: other settings than those of the server that captured it. `prepare` is given the fast engine."""
+    """`config`: other settings than those of the server that captured it. `prepare` is given the fast engine.
+
+    `watch` is told what is being done.
+    """
     config = one_request(config or captured.engine)
+    watch(f"loading {config.model} as it was served")
     fast, opened, _ = start(config)
     prepare(fast)
     grammars = _grammars(captured, opened, fast)
     taps, runs = [], []
     for answer, grammar in zip(captured.answers, grammars, strict=True):
+        watch(f"the fast path answers: {len(answer.tokens)} tokens")
         taps.append(Taps(fast.runner))
         runs.append(run_alone(fast, answer, grammar))
         fast.runner.compute = taps[-1]._compute  # type: ignore[method-assign]
     packed = _is_packed(fast.runner.model)
     dtype = str(fast.runner.model.embedding.weight.dtype).removeprefix("torch.")
     del fast
+    watch("loading the same weights in float32, for the plain path")
     plain = start(plain_of(config)).engine
     tolerance = PACKED_TOLERANCE if packed else TOLERANCE[dtype]
-    return [
-        _compared(answer, tokens, tap, plain, tolerance, grammar)
-        for answer, tokens, tap, grammar in zip(captured.answers, runs, taps, grammars, strict=True)
-    ]
+    found = []
+    for answer, tokens, tap, grammar in zip(captured.answers, runs, taps, grammars, strict=True):
+        watch(f"the plain path answers: {len(answer.tokens)} tokens")
+        found.append(_compared(answer, tokens, tap, plain, tolerance, grammar))
+    return found
 
 
 def _grammars(captured: Captured, opened: OpenModel, engine: Engine) -> list[Grammar | None]:
