@@ -74,7 +74,15 @@ def run(args: list[str]) -> int:
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.models.runnable import open_model
     from cairn.verify.evidence import read_evidence, write_evidence
-    from cairn.verify.run import Engine, compare, expected_level, gather, judge
+    from cairn.verify.run import (
+        Engine,
+        compare,
+        expected_level,
+        explainable,
+        gather,
+        judge,
+        with_causes,
+    )
     from cairn.verify.server_source import Server
 
     record = None if options.against is None else read_evidence(options.against)
@@ -92,6 +100,10 @@ def run(args: list[str]) -> int:
     verdict = judge(opened, evidence, expected, working, options.device)
     working.clear()
     compared = None if record is None else compare(evidence, record)
+    if record is not None and compared is not None and explainable(compared, verdict):
+        # This deployment computes the model, so what differs is in the record.
+        of_record = judge(opened, record, expected, _watch(options.json), options.device)
+        compared = with_causes(compared, of_record)
     if options.json:
         command = shlex.join(["cairn", "verify", *args])
         shown = {"verdict": verdict, "compared": compared, "command": command}
@@ -137,6 +149,8 @@ def _show(
         print(
             f"against the record: {compared.status}, KL {found.kl:.2e}, top-1 {found.top1:.1%}{notes}"
         )
+        for cause in compared.causes:
+            print(in_terminal(f"the record has {cause.says}", "  "))
     took = format_duration(round(seconds, 1))
     said = f"{verdict.status}: {verdict.says} ({verdict.tried} causes tried, {took})"
     print(in_terminal(said, "  "))

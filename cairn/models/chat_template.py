@@ -43,7 +43,8 @@ class ChatTemplates:
         if not self.sources:
             raise TokenizerError(
                 f"{self._owner} has no chat template, so it cannot take messages",
-                hint="use plain text completion, or a model that was tuned for chat (often named Instruct or Chat)",
+                hint="use plain text completion, a model that was tuned for chat (often named Instruct or Chat), "
+                "or `cairn serve --chat-template FILE`",
             )
         if name is None:
             name = "tool_use" if with_tools and "tool_use" in self.sources else "default"

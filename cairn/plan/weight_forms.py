@@ -42,10 +42,14 @@ FORMS = {
     )
 }
 
+# What vLLM's users write for 4 bits in groups; there they name formats and kernels.
+NAMES_OF_VLLM = dict.fromkeys(("gptq", "awq", "gptq_marlin", "awq_marlin"), "w4a16")
+
 
 def weight_form(asked: str, stored: WeightForm | None) -> WeightForm:
     """As asked, else as the checkpoint is stored."""
     if asked:
+        asked = NAMES_OF_VLLM.get(asked, asked)
         if asked not in FORMS:
             raise ConfigError(
                 f"no form of weights is called '{asked}'",

@@ -13,7 +13,7 @@ from cairn.models.weights import random_model
 from cairn.serve.llm import LLM
 from cairn.verify.agreement import Agreement, agreement
 from cairn.verify.ask import fingerprint, from_engine, probes_of
-from cairn.verify.check import Check, Verdict, Watch
+from cairn.verify.check import Check, Finding, Verdict, Watch
 from cairn.verify.evidence import Evidence
 from cairn.verify.explain import Level
 from cairn.verify.plain_path import PlainPath
@@ -99,6 +99,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     status: str  # same | rounding | differs
     agreement: Agreement
     notes: list[str]
+    causes: list[
+        Finding
+    ] = []  # of what is recorded, where the deployment itself computes the model
 
 
 def compare(evidence: Evidence, record: Evidence) -> Compared:
@@ -114,3 +117,18 @@ def compare(evidence: Evidence, record: Evidence) -> Compared:
         notes.append("no place is in both records")
     status = "same" if found.kl <= SAME_KL else "rounding" if found.kl <= ROUNDING_KL else "differs"
     return Compared(status="differs" if found.empty else status, agreement=found, notes=notes)
+
+
+def explainable(compared: Compared, verdict: Verdict) -> bool:
+    """Is it worth a search what the record was computed with, on the plain path of this model?"""
+    other = compared.status != "same" and not compared.agreement.empty
+    return other and verdict.status == "agrees"
+
+
+def with_causes(compared: Compared, of_record: Verdict) -> Compared:
+    """A named cause is a difference, however small; weights that were rounded otherwise are judged by size alone."""
+    named = [one for one in of_record.findings if one.explained > 0]
+    causes = [one for one in named if one.name != "quantisation"]
+    if not causes:
+        return compared
+    return msgspec.structs.replace(compared, status="differs", causes=causes)

@@ -266,8 +266,9 @@ def test_choosing_what_is_not_there():
     with pytest.raises(TokenizerError, match="no chat template named 'default'") as raised:
         ChatTemplates({"a": "A", "b": "B"}, {}, "toy").render(HI)
     assert "a, b" in (raised.value.hint or "")
-    with pytest.raises(TokenizerError, match="toy has no chat template"):
+    with pytest.raises(TokenizerError, match="toy has no chat template") as raised:
         ChatTemplates({}, {}, "toy").render(HI)
+    assert "--chat-template FILE" in (raised.value.hint or "")
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------

@@ -260,6 +260,7 @@ def test_a_checkpoint_says_its_own_bits():
     assert (bits["w4a16"].bits, bits["w4a16"].eight_bit) == (4.5, False)
     assert (bits["w8a8"].bits, bits["w8a8"].eight_bit) == (8, True)
     assert weight_form("", None).bits == 16
+    assert weight_form("gptq_marlin", None) == weight_form("w4a16", None)  # a name of vLLM's
     with pytest.raises(ConfigError, match="no form of weights is called 'int5'"):
         weight_form("int5", None)
 

@@ -24,7 +24,7 @@ WRONG = {
     "presence_penalty": [-2.1, 2.1, math.nan, math.inf],
     "frequency_penalty": [-2.1, 2.1, -math.inf],
     "repetition_penalty": [0, -1, math.nan, math.inf],
-    "seed": [-2, 2**63, 1.0, "x"],
+    "seed": [-(2**63) - 1, 2**63, 1.0, "x"],
     "stop": ["", ["a", ""], [3], 7],
     "stop_token_ids": [[-1], ["a"], 3, [1.0], [2**31]],
     "ignore_eos": [1, None, "yes"],
@@ -84,6 +84,8 @@ def test_one_spelling_of_each_meaning():
     assert SamplingParams(stop=None, stop_token_ids=None).stop == []  # pyrefly: ignore
     assert SamplingParams(top_k=-1).top_k == 0
     assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=-5).seed == 2**63 - 5  # OpenAI's seeds may be negative
+    assert SamplingParams(seed=-(2**63)).seed == 0
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams().greedy
 

@@ -18,7 +18,7 @@ MOST_SEQUENCES = 1024  # n
 MOST_LOGPROBS = 20  # per token; the figure that OpenAI's interface and vLLM's default agree on
 MOST_STOPS = 128  # strings
 MOST_TOKENS = 2**31 - 1
-LARGEST_SEED = 2**63 - 1
+SMALLEST_SEED, LARGEST_SEED = -(2**63), 2**63 - 1
 POOLINGS = (None, "mean", "last", "cls", "max")
 # The ranges of numbers, also for HTTP bodies. Its temperature ends at OpenAI's 2, which is far beyond any use.
 TEMPERATURE = Meta(ge=0, le=100)
@@ -118,6 +118,8 @@ def _normalise(params: SamplingParams) -> None:
         msgspec.structs.force_setattr(params, "top_k", 0)
     if params.seed == -1:
         msgspec.structs.force_setattr(params, "seed", None)
+    elif isinstance(params.seed, int) and SMALLEST_SEED <= params.seed < 0:
+        msgspec.structs.force_setattr(params, "seed", params.seed & LARGEST_SEED)
 
 
 def _check_numbers(params: SamplingParams) -> None:
@@ -130,7 +132,7 @@ def _check_numbers(params: SamplingParams) -> None:
     _real("frequency_penalty", params.frequency_penalty, PENALTY)
     _real("repetition_penalty", params.repetition_penalty, REPETITION)
     if params.seed is not None:
-        _whole("seed", params.seed, 0, LARGEST_SEED)
+        _whole("seed", params.seed, SMALLEST_SEED, LARGEST_SEED)
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None:

@@ -259,6 +259,24 @@ def test_generate_with_the_template_and_raw(server):
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
 
 
+def test_more_tokens_than_the_context_has_room_for_are_all_of_that_room(server):
+    """As in llama.cpp and Ollama, whose clients send limits that know nothing of the context."""
+    body = {"model": "tiny", "options": {"temperature": 0, "num_predict": 10**6}, "stream": False}
+    asked = {
+        "/api/chat": body | {"messages": SAID},
+        "/api/generate": body | {"prompt": "Once", "raw": True},
+        "/completion": {"prompt": "Once", "n_predict": 10**6, **GREEDY},
+    }
+    for path, body in asked.items():
+        answer = server.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        counts = answer.json()
+        told = counts.get("eval_count", counts.get("tokens_predicted"))
+        read = counts.get("prompt_eval_count", counts.get("tokens_evaluated"))
+        ended = counts.get("done_reason", counts.get("stop_type"))
+        assert ended in ("stop", "eos") or told + read == live_server.CONTEXT
+
+
 def test_formats(server):
     schema = {
         "type": "object",

@@ -104,6 +104,11 @@ def test_the_verb_records_compares_and_leaves_with_a_status(wide, folder, tmp_pa
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     assert main(["verify", str(other), "--url", wide.url, "--device", "cpu"]) == 1
     assert "differs: norm epsilon" in capsys.readouterr().out
+    # The engine here computes what the changed files say; what was recorded from the server does not.
+    assert main(["verify", str(other), "--against", str(record), "--device", "cpu"]) == 1
+    told = capsys.readouterr().out
+    assert "against the record: differs" in told
+    assert "the record has norm epsilon" in told
 
 
 def test_a_server_that_cannot_be_reached_or_says_nothing_is_an_error(folder):

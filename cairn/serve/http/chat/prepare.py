@@ -44,8 +44,9 @@ async def prepare_chat(
     guide: Guide | None,
     max_tokens: int | None,
     logprobs: int | None = None,
+    cut: bool = False,
 ) -> PreparedChat:
-    """`guide`: the shape that the answer has to have."""
+    """`guide`: the shape that the answer has to have; `cut`: `max_tokens` may be more than the context has room for."""
     offer = offer_of(service, chat)
     longest = service.most_prompt_tokens(chat.truncate_prompt_tokens, max_tokens or 1)
     prompt = await read_conversation(service, chat, any_length=longest is not None)
@@ -57,7 +58,7 @@ async def prepare_chat(
         thinking = "begun"
     grammar = await grammar_for(service, guide, offer, thinking)
     guided = grammar is not None
-    most = service.most_tokens(max_tokens, len(prompt.token_ids))
+    most = service.most_tokens(max_tokens, len(prompt.token_ids), cut=cut)
     sampling = sampling_of(chat, service.serving.sampling)
     params = SamplingParams(
         **sampling, max_tokens=most, logprobs=logprobs, prompt_logprobs=chat.prompt_logprobs

@@ -145,7 +145,7 @@ async def _answer(
 ) -> JSON | None:
     model = service.check_model(payload.model)
     grammar = await grammar_for(service, _guide_of(payload))
-    most = service.most_tokens(_limit(payload), len(prompt.token_ids))
+    most = service.most_tokens(_limit(payload), len(prompt.token_ids), cut=True)
     request = GenerateRequest(prompt.token_ids, _params(service, payload, most), grammar=grammar)
     exchange = Exchange(service, call, [request], model, stream=payload.stream)
     wanted = Wanted(

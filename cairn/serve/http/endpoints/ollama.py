@@ -94,7 +94,7 @@ async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     chat.tools = payload.tools
     chat.continue_final_message = _goes_on(payload.messages[-1])
     prepared = await prepare_chat(
-        service, chat, _guide_of(payload), _limit(payload), _logprobs(payload)
+        service, chat, _guide_of(payload), _limit(payload), _logprobs(payload), cut=True
     )
     return await _answer(service, call, payload, prepared, LineWriter("message", model))
 
@@ -152,7 +152,7 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
         user = {"role": "user", "content": payload.prompt, "images": payload.images}
         chat = _chat_of(payload, [*system, _with_images(user)])
         prepared = await prepare_chat(
-            service, chat, _guide_of(payload), _limit(payload), _logprobs(payload)
+            service, chat, _guide_of(payload), _limit(payload), _logprobs(payload), cut=True
         )
     return await _answer(service, call, payload, prepared, LineWriter("response", model))
 
@@ -163,7 +163,7 @@ async def _prepare_text(service: Service, payload: OllamaGenerate) -> PreparedCh
     else:
         [prompt] = await read_inputs(service, payload.prompt, "prompt", 1)
     grammar = await grammar_for(service, _guide_of(payload))
-    most = service.most_tokens(_limit(payload), len(prompt.token_ids))
+    most = service.most_tokens(_limit(payload), len(prompt.token_ids), cut=True)
     sampling = sampling_of(_chat_of(payload, []), service.serving.sampling)
     params = SamplingParams(**sampling, max_tokens=most, logprobs=_logprobs(payload))
     request = GenerateRequest(prompt.token_ids, params, grammar=grammar)

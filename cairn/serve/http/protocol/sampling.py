@@ -21,6 +21,7 @@ from cairn.serve.engine.sampling_params import (
     REPETITION,
     SHARE,
     SHARE_ABOVE_0,
+    SMALLEST_SEED,
 )
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.request_defaults import with_defaults
@@ -52,7 +53,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, REPETITION] | None = None
-    seed: Annotated[int, Meta(ge=-1, le=LARGEST_SEED)] | None = None
+    seed: Annotated[int, Meta(ge=SMALLEST_SEED, le=LARGEST_SEED)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Count] | None = None
     logit_bias: dict[str, Annotated[float, BIAS]] | None = None

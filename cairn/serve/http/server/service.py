@@ -297,12 +297,19 @@ class Service:
             return self.tokenizer.encode(text, special)
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    def most_tokens(self, limit: int | None, prompt_tokens: int) -> int | None:
-        """How many tokens an answer may have: what was asked for, within the server's own limit."""
-        largest = self.config.max_request_tokens
+    def most_tokens(
+        self, limit: int | None, prompt_tokens: int, *, cut: bool = False
+    ) -> int | None:
+        """How many tokens an answer may have: what was asked for, within the server's own limit.
+
+        `cut`: a limit that the context has no room for means all of that room, and is not refused.
+        """
+        largest, room = self.config.max_request_tokens, self.serving.limits.context - prompt_tokens
+        if cut and limit is not None:
+            limit = min(limit, max(1, room))
         if largest is None:
             return limit
-        return min(limit or max(1, self.serving.limits.context - prompt_tokens), largest)
+        return min(limit or max(1, room), largest)
 
     def most_prompt_tokens(self, limit: int | None, answer: int) -> int | None:
         """How many tokens a prompt is cut to; None: it is refused where it is too long. `answer`: tokens behind it."""
