@@ -98,12 +98,12 @@ def run(args: list[str]) -> int:
     own = None if server is not None else engine
     expected = expected_level(opened, own) if options.expect == "auto" else options.expect
     verdict = judge(opened, evidence, expected, working, options.device)
-    working.clear()
     compared = None if record is None else compare(evidence, record)
     if record is not None and compared is not None and explainable(compared, verdict):
         # This deployment computes the model, so what differs is in the record.
-        of_record = judge(opened, record, expected, _watch(options.json), options.device)
+        of_record = judge(opened, record, expected, working, options.device)
         compared = with_causes(compared, of_record)
+    working.clear()
     if options.json:
         command = shlex.join(["cairn", "verify", *args])
         shown = {"verdict": verdict, "compared": compared, "command": command}
