@@ -287,7 +287,9 @@ def test_a_live_screen_fits_its_terminal_and_q_leaves_it_as_it_was(metered):
 
 
 def test_a_key_that_has_used_its_day_is_refused_and_others_are_not(metered):
-    usage = metered.service.accounts.meter.of("alice")
+    meter = metered.service.accounts.meter
+    meter.budget_left("alice", time.time())  # the day has begun
+    usage = meter.of("alice")
     usage.today_tokens = max(usage.today_tokens, 400)  # as if it had asked for more
     with pytest.raises(openai.RateLimitError, match="400 tokens in a day"):
         ask(metered, "sk-test", "Once upon a time there was a girl", max_tokens=32)
