@@ -30,6 +30,7 @@ from cairn.models.quantized.rounding import (
 
 BLOCK = 128
 DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal, tried in this order
+FEW_ROWS = 4  # damping is this share of columns to rows, between the first two of the above
 
 # Block [B, N], its part of U, scales, shifts, grid -> levels, errors; see `round_columns`.
 RoundColumns = Callable[[Tensor, Tensor, Tensor, Tensor | None, Grid], tuple[Tensor, Tensor]]
@@ -43,11 +44,12 @@ def gptq(
     name: str = "a matrix",
     ordered: bool = True,
     columns: RoundColumns | None = None,
+    damping: float = DAMPING[0],
 ) -> Planes:
     """`ordered`: columns with the largest inputs first, at the scales that suit their groups at the beginning.
 
     Otherwise columns go from left to right, and each group gets its scale when it is reached. `columns`: another form
-    of `round_columns`.
+    of `round_columns`. `damping`: of the Hessian, see `damping_for`.
     """
     columns = columns or round_columns
     w_NK = w_NK.float().clone()
@@ -55,11 +57,11 @@ def gptq(
     w_NK *= alive_K
     ordered = ordered or grid.block_rows > 1  # a scale that rows share is set before any of them
     if not ordered:
-        upper_KK = inverse_factor(hessian_KK, name)
+        upper_KK = inverse_factor(hessian_KK, name, damping)
         levels_KN, steps = _group_by_group(w_NK, upper_KK, grid, stored, columns)
         return planes_of(levels_KN.t().contiguous(), steps, grid)
     order_K = hessian_KK.diagonal().argsort(descending=True)
-    upper_KK = inverse_factor(hessian_KK[order_K][:, order_K], name)
+    upper_KK = inverse_factor(hessian_KK[order_K][:, order_K], name, damping)
     importance_K = torch.empty_like(upper_KK[0])
     importance_K[order_K] = importance(upper_KK)
     steps = best_steps(w_NK, importance_K, grid, stored)
@@ -74,8 +76,16 @@ def importance(upper_KK: Tensor) -> Tensor:
     return upper_KK.diagonal().square().reciprocal()
 
 
-def inverse_factor(hessian_KK: Tensor, name: str) -> Tensor:
-    """The upper Cholesky factor of the inverse of a Hessian, with as little damping as it needs."""
+def damping_for(rows: int, columns: int) -> float:
+    """How much damping a Hessian of so many rows gets; GPTQ's usual 0.01 is for hundreds of rows a column.
+
+    With few rows some directions look as if no input had them. Errors are moved there, which costs on other text.
+    """
+    return min(max(DAMPING[0], FEW_ROWS * columns / max(rows, 1)), DAMPING[1])
+
+
+def inverse_factor(hessian_KK: Tensor, name: str, damping: float = DAMPING[0]) -> Tensor:
+    """The upper Cholesky factor of the inverse of a Hessian, with more damping where it has none."""
     hessian_KK = hessian_KK.float().clone()
     diagonal_K = hessian_KK.diagonal()
     if not bool(torch.isfinite(diagonal_K).all()):
@@ -86,7 +96,7 @@ def inverse_factor(hessian_KK: Tensor, name: str) -> Tensor:
     diagonal_K[diagonal_K == 0] = 1.0
     mean = float(diagonal_K.mean())
     added = 0.0
-    for share in DAMPING:
+    for share in (damping, *(more for more in DAMPING if more > damping)):
         diagonal_K += (share - added) * mean
         added = share
         lower_KK, failed = torch.linalg.cholesky_ex(hessian_KK)

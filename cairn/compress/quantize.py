@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cairn.compress.awq import best_scale
-from cairn.compress.gptq import GraphedColumns, RoundColumns, gptq
+from cairn.compress.gptq import GraphedColumns, RoundColumns, damping_for, gptq
 from cairn.compress.layer_by_layer import LayerSites, Site, walk
 from cairn.compress.scaling import apply_scales, folds_of
 from cairn.compress.sensitivity import MatrixCost, matrix_costs, with_kept
@@ -181,10 +181,12 @@ def _planes(
     if settings.method != "gptq":
         return list(rounded_parts(w_NK, matrix, grid, stored))
     hessian_KK = site.inputs.hessian_KK
+    damping = damping_for(site.inputs.rows, len(hessian_KK))
+    more = (settings.ordered, columns, damping)
     if grid.block_rows > 1:  # blocks do not reach from one tensor into the next
         parts = w_NK.split(list(matrix.rows))
-        return [gptq(w, hessian_KK, grid, stored, matrix.name, columns=columns) for w in parts]
-    planes = gptq(w_NK, hessian_KK, grid, stored, matrix.name, settings.ordered, columns)
+        return [gptq(w, hessian_KK, grid, stored, matrix.name, *more) for w in parts]
+    planes = gptq(w_NK, hessian_KK, grid, stored, matrix.name, *more)
     return split_rows(planes, list(matrix.rows))
 
 

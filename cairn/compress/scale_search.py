@@ -11,14 +11,13 @@ from torch import Tensor
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.rounding import Grid, Steps, steps_of, sum_of_blocks, with_levels
 
-# Levels of e4m3 have the same distances in every octave: only where its octaves begin is to be chosen, and nothing is
-# clipped. Integers may clip the largest weights for smaller steps; a power of two has only its neighbours.
+# The relative distances of e4m3's levels are the same in every octave: only where octaves begin is to be chosen, and
+# nothing is clipped. With 4 bits clipping the largest weights can be worth its smaller steps. For int8 no other scale
+# was better, and for mxfp4 none on average, so that both keep that of the largest weight.
 FACTORS: dict[str, tuple[float, ...]] = {
     "fp8": tuple(2 ** (place / 16) for place in range(1, 16)),
-    "int8": tuple(1 - place / 40 for place in range(1, 13)),
     "int4": tuple(1 - place / 40 for place in range(-2, 21) if place),
     "nvfp4": tuple(1 - place / 40 for place in range(-6, 17) if place),
-    "mxfp4": (0.5, 2.0),
 }
 
 
@@ -32,7 +31,7 @@ def best_steps(
     """Scales with the least weighted error of round to nearest, each row, group or block for itself."""
     best = steps_of(w_NK, grid, stored, global_scale)
     least = _error(w_NK, importance_K, best, grid)
-    for factor in FACTORS[grid.kind]:
+    for factor in FACTORS.get(grid.kind, ()):
         steps = steps_of(w_NK * factor, grid, stored, best.global_scale)
         error = _error(w_NK, importance_K, steps, grid)
         better = error < least

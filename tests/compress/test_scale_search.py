@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cairn.compress.gptq import DAMPING, gptq, importance, inverse_factor
+from cairn.compress.gptq import DAMPING, damping_for, gptq, importance, inverse_factor
 from cairn.compress.scale_search import FACTORS, best_steps
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.rounding import SCHEMES, Grid, steps_of, with_levels
@@ -106,3 +106,10 @@ def test_gptq_loses_less_at_searched_scales(scheme: str, ordered: bool, monkeypa
     for kind in FACTORS:
         monkeypatch.setitem(FACTORS, kind, ())  # leaves the scale of the largest weight
     assert searched < 0.97 * lost()
+
+
+@given(rows=st.integers(0, 2**21), columns=st.integers(1, 2**15))
+def test_damping_falls_with_the_text_and_stays_between_its_bounds(rows: int, columns: int):
+    damping = damping_for(rows, columns)
+    assert DAMPING[0] <= damping <= DAMPING[1]
+    assert damping_for(2 * rows, columns) <= damping <= damping_for(rows, 2 * columns)
