@@ -60,7 +60,7 @@ VERBS = {
     ),
     "profile": Verb(
         "cairn.cli.profile.profile",
-        "where the time of a step goes, and how far that is from its floor",
+        "where the time of a step goes, beside what the hardware allows",
     ),
     "comm": Verb("cairn.cli.comm.comm", "prove collective schedules; what NCCL should choose"),
     "plan": Verb("cairn.cli.plan.plan", "does it fit, how fast, which layout, at what cost"),

@@ -40,9 +40,9 @@ class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pin: list[str] = msgspec.field(default_factory=list)
     """of several models: names of those that never sleep"""
     model_idle_s: float = 300.0
-    """of several models: one that was not asked for so long sleeps"""
+    """of several models: seconds without a request after which a model sleeps"""
     models_memory: str | None = None
-    """of several models: what they may have together, such as 16GiB; default: the GPU's memory, or 0.8 of the host's"""
+    """of several models: the memory that they share, such as 16GiB; default: the GPU's memory, or 0.8 of the host's"""
     slo: str | None = None
     """p99 to hold, such as ttft=500ms,tpot=25ms: sets --max-num-seqs, --step-ms and --max-waiting by simulating, on a
     GPU, and says why"""

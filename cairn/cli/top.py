@@ -28,7 +28,7 @@ ALTERNATE, ORDINARY = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 
 
 class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Show a server of `cairn serve` live: requests, rates, caches, keys, and how far steps are from their floor.
+    """Show a server of `cairn serve` live: requests, rates, caches, keys, and steps beside the least time they need.
 
     q or Ctrl-C leaves.
     """
@@ -38,7 +38,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     """where the server listens; also as --url"""
     every: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """seconds between two looks"""
+    """seconds between two updates"""
     once: bool = False
     """print one screen and leave, as where the output is no terminal"""
     json: bool = False

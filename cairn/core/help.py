@@ -23,6 +23,10 @@ _USAGE = re.compile(r"^(?:\x1b\[[0-9;]*m)*usage:.*$", re.MULTILINE)
 # A flag with its brackets, or with the value behind it; or one word.
 _PART = re.compile(r"\[[^\]]*\](?: \.\.\.)?|--\S+ [^\s\[-]\S*|\S+")
 
+# Flags with a description on the same line; it goes on below, where it began.
+_BEHIND_FLAG = re.compile(r"  \S.*?\s{2,}(?=\S)")
+DEEP = 8  # columns, from which on a line is part of a description
+
 
 class _Copy(io.StringIO):
     """Text for a terminal, if the output is one: tyro then colours it."""
@@ -41,7 +45,32 @@ def print_help(schema: type[msgspec.Struct], prog: str, values: msgspec.Struct |
         tyro.cli(schema, args=["--help"], prog=prog, description=" ", **defaults)
     width = shutil.get_terminal_size().columns
     print(folded(cleandoc(schema.__doc__ or "")) + "\n")  # tyro would not fold it
-    print(_USAGE.sub(lambda found: usage(found[0], prog, width), copy.getvalue(), count=1), end="")
+    shown = _USAGE.sub(lambda found: usage(found[0], prog, width), copy.getvalue(), count=1)
+    print(refolded(shown, width), end="")
+
+
+def refolded(text: str, width: int) -> str:
+    """Descriptions of flags as wide as the terminal: tyro also breaks them where the source does."""
+    lines: list[str] = []
+    indent, last = 0, 0  # of the description so far; 0: there is none that goes on
+    for line in text.split("\n"):
+        shown = _COLOUR.sub("", line)
+        begins = len(shown) - len(shown.lstrip())
+        if indent and shown.strip() and begins == indent:
+            for word in line.split():
+                cells = len(_COLOUR.sub("", word))
+                if last + 1 + cells <= width:
+                    lines[-1] += f" {word}"
+                    last += 1 + cells
+                else:
+                    lines.append(" " * indent + word)
+                    last = indent + cells
+            continue
+        lines.append(line.rstrip())
+        last = len(shown.rstrip())
+        behind = _BEHIND_FLAG.match(shown)
+        indent = behind.end() if behind else begins if begins >= DEEP else 0
+    return "\n".join(lines)
 
 
 def usage(line: str, prog: str, width: int) -> str:

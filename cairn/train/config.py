@@ -30,7 +30,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: Path | None = None
     """begin with these weights instead of random ones: a folder, a GGUF file, cairn-tiny, or owner/name on the hub"""
     layers: Count = 0
-    """another number of layers than the preset's; 0: as it says. So for the next ones"""
+    """number of layers; 0: that of the preset. The same holds for the sizes below"""
     hidden: Count = 0
     heads: Count = 0
     kv_heads: Count = 0
@@ -262,7 +262,7 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     steps: Positive = 300
     """updates of the weights"""
     out: Path | None = None
-    """folder of the run: checkpoints, log, report, model; a run that is there goes on. By default a new one in runs/"""
+    """folder of the run: checkpoints, log, report, model; a run in it is resumed. By default a new one in runs/"""
     seed: int = 0
     device: str = "auto"
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""

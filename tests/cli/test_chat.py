@@ -306,10 +306,10 @@ def test_keys_at_a_terminal(env, tmp_path):
             shell.expect("stopped")
             shell.expect("> ")
             shell.type("second\r")
-            shell.expect("tokens out, first after")
+            shell.expect("tokens out, first token after")
             shell.expect("> ")
             shell.type(UP + "\r")  # the last line again
-            shell.expect("tokens out, first after")
+            shell.expect("tokens out, first token after")
             shell.expect("> ")
             shell.type('"""two\rlines"""\r')
             shell.expect("\x1b[2mLet me see.\x1b[0m")
@@ -338,7 +338,7 @@ def test_the_next_chat_has_the_history(env):
             with Typed([*CHAT, "--url", server.url], env) as shell:
                 shell.expect("> ")
                 shell.type(keys)
-                shell.expect("tokens out, first after")
+                shell.expect("tokens out, first token after")
                 shell.expect("> ")
                 shell.type(CTRL_D)
                 assert shell.leave() == 0

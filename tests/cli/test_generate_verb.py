@@ -84,7 +84,7 @@ def test_the_command_writes_the_text_and_then_what_it_took(made):
     loading, summary = errors.splitlines()
     assert loading.startswith(f"{made}: llama, ")
     assert "computed in float32 on cpu (as asked), loaded in " in loading
-    assert f"tokens in, {len(tokens)} out ({finish}); first after " in summary
+    assert f"tokens in, {len(tokens)} out ({finish}); first token after " in summary
 
 
 def test_text_comes_piece_by_piece(made, monkeypatch):

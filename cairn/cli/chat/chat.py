@@ -68,7 +68,7 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: int | None = None
     """of a model that runs here: longest chat, in tokens"""
     timeout: float = 600.0
-    """seconds that a server may say nothing"""
+    """seconds without an answer of the server, after which a request fails"""
     api_key_env: str | None = None
     """name of another environment variable that holds the key"""
     json: bool = False

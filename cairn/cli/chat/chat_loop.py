@@ -40,7 +40,7 @@ class Answered(msgspec.Struct, kw_only=True):
         read = "" if self.prompt_tokens is None else f"{self.prompt_tokens} tokens in, "
         parts = [f"{read}{self.output_tokens} tokens out"]
         if first is not None:
-            parts.append(f"first after {format_duration(first)}")
+            parts.append(f"first token after {format_duration(first)}")
         if self.tokens_per_s is not None:
             parts.append(f"then {self.tokens_per_s:.1f} tokens/s")
         if self.finish_reason not in ("stop", None):

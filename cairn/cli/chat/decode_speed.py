@@ -38,8 +38,9 @@ def speed_of(tokens: int, decode_s: float, device: str, read_bytes: float) -> Sp
 
 
 def in_words(speed: Speed, read_bytes: float) -> str:
+    """Empty where no token was decoded: the first one comes from the prefill."""
     if not speed.decode_tokens_per_s:
-        return "no decode"
+        return ""
     rate = f"{speed.decode_tokens_per_s:.1f} tokens/s"
     if not speed.limit_tokens_per_s:
         return f"{rate} (the limit is not known: run `cairn calibrate`)"

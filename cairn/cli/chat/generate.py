@@ -406,8 +406,9 @@ def _stdin() -> str:
 
 
 def _summary(result: Result, read_bytes: float) -> str:
+    decoded = in_words(result.speed, read_bytes)
     return (
         f"{result.prompt_tokens} tokens in, {result.completion_tokens} out "
-        f"({result.finish_reason}); first after {format_duration(result.seconds.prefill)}, "
-        f"then {in_words(result.speed, read_bytes)}"
+        f"({result.finish_reason}); first token after {format_duration(result.seconds.prefill)}"
+        + (f", then {decoded}" if decoded else "")
     )

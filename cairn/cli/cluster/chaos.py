@@ -94,5 +94,5 @@ def _print_outcome(report: "object") -> None:
         print(report.said)
     skipped = sum(bool(one.skipped) for one in report.faults)
     some = f", {skipped} of {len(report.faults)} faults skipped" if skipped else ""
-    verdict = "kept" if report.fine else f"BROKEN: {'; '.join(report.complaints)}"
-    print(f"{report.plan}: {verdict}{some}, {format_duration(report.seconds)}")
+    verdict = "every promise kept" if report.fine else f"BROKEN: {'; '.join(report.complaints)}"
+    print(f"{report.plan}: {verdict}{some}, in {format_duration(report.seconds)}")

@@ -165,7 +165,7 @@ def _print_findings(found: list["Finding"]) -> None:
 def _print_pairs(probe: "Probe") -> None:
     """The best time of each pair."""
     print(
-        f"{probe.bytes} bytes there and a word back, best of all tries, us (from down, to across)"
+        f"{probe.bytes} bytes sent and acknowledged, the best of all tries, in us (row: sender, column: receiver)"
     )
     print("      " + "".join(f"{rank:>9}" for rank in range(len(probe.pair_us))))
     for rank, row in enumerate(probe.pair_us):

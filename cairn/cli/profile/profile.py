@@ -24,7 +24,7 @@ NAME_WIDTH = 47  # of a kernel; templates have names of hundreds of characters
 
 
 class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Serve a workload and show where the time of its steps went, which kernels ran, and how far from the floor.
+    """Serve a workload and show where the time of its steps went, which kernels ran, and how far from the limit.
 
     Prefill is every step in which some request computes more than one token. Times of parts come from a run without a
     profiler; kernels are counted in a few steps of a second run. On a CPU a tenth of the workload is served.

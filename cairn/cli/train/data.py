@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from cairn.models.tokenizer import Tokenizer
     from cairn.train.data.text_files import Advance, TextFile
 
-ABOUT = (
-    "Training data: tokenize text and chats, train a tokenizer, look into a store, make text up."
-)
+ABOUT = "Training data: tokenize text and chats, train a tokenizer, look into a store, make synthetic text."
 
 MAKE_AT_ONCE = 1000  # documents between two looks of the progress bar
 MADE_UP = 5000  # documents of each kind that a tokenizer learns from
@@ -336,5 +334,5 @@ SUBVERBS = {
     "info": Subverb(run_info, "what a store holds"),
     "show": Subverb(run_show, "one document of a store as text"),
     "sample": Subverb(run_sample, "one sample of a run as text, as it was trained on"),
-    "make": Subverb(run_make, "stories, sums and chats that are made up by rule"),
+    "make": Subverb(run_make, "synthetic stories, sums and chats"),
 }

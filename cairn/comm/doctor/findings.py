@@ -87,7 +87,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "cairn comm probe"
     bytes: int
     facts: list[RankFacts]
-    pair_us: list[list[list[float]]]  # [from][to]: a message there and a word back, each time
+    pair_us: list[list[list[float]]]  # [from][to]: a message and its acknowledgement, each time
     compute_us: list[float]  # the same piece of work on every rank, its best time
 
 

@@ -57,4 +57,4 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval: bool = False
     """choose checkpoint.every by Young and Daly, from the measured cost and the failures seen"""
     metrics_port: Count = 0
-    """a port on loopback where the wall-time ledger stands as /metrics; 0: none"""
+    """a port on loopback that serves the wall-time ledger as /metrics; 0: none"""

@@ -60,7 +60,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     chat_template: Path | None = None
     """a file with the chat template to use instead of the model's"""
     trust_request_chat_template: bool = False
-    """render conversations with the chat_template of a request, which anybody may have written"""
+    """render conversations with the chat_template of a request, which any client may send"""
     adapters: Path | None = None
     """a folder of adapters (as PEFT and `cairn tune` write them), each served under the name of its own folder; those
     that come, change or go while the server runs are followed"""
@@ -73,7 +73,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """grade the code of exercises that is written on the learn page: it runs on this machine, so only for yourself,
     on 127.0.0.1 and with no proxy in front"""
     store_responses: int = 0
-    """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
+    """how many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     capture: Path | None = None
     """write every request with its tokens, parameters and seed into this folder, for `cairn replay`; by default none"""
     batch_folder: Path | None = None
@@ -96,7 +96,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """a request whose first token cannot come within so many seconds is refused with 503; so is a waiting request when
     the engine finishes no step for as long"""
     request_timeout: float = 600.0
-    """a request ends after so many seconds, with what it has"""
+    """seconds after which a request ends, with the tokens that it has"""
     max_body_bytes: int = 32 * 1024 * 1024
     """largest body of a request"""
     max_request_tokens: int | None = None
@@ -104,9 +104,9 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     body_timeout: float = 30.0
     """seconds that the body of a request may take to arrive"""
     stall_timeout: float = 60.0
-    """a client that reads nothing for so many seconds is disconnected"""
+    """seconds after which a client that reads nothing is disconnected"""
     progress_timeout: float = 120.0
-    """an engine with work that finishes no step for so many seconds is not healthy"""
+    """seconds after which an engine that has work and finishes no step is not healthy"""
     drain_timeout: float = 30.0
     """seconds that running requests have to finish when the server is stopped"""
     cors_origins: list[str] = msgspec.field(default_factory=list)
@@ -116,7 +116,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     media_hosts: list[str] = msgspec.field(default_factory=list)
     """hosts that images may be fetched from: NAME, *.NAME, or * for any public one; by default none: data URLs only"""
     otel_endpoint: str | None = None
-    """where requests are sent as OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs cairn[otel]"""
+    """collector of OpenTelemetry spans of requests, such as http://127.0.0.1:4318/v1/traces; needs cairn[otel]"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
