@@ -167,9 +167,9 @@ def test_nobody_else_reads_a_weight_to_multiply():
     root = Path(cairn.__file__).parent
     found = []
     for path in root.rglob("*.py"):
-        place = path.relative_to(root).as_posix()
-        if not place.startswith(ALLOWED):
-            found += [f"{place}:{line}" for line in multiplications(ast.parse(path.read_text()))]
+        place, text = path.relative_to(root).as_posix(), path.read_text()
+        if ".weight" in text and not place.startswith(ALLOWED):  # to parse the others takes seconds
+            found += [f"{place}:{line}" for line in multiplications(ast.parse(text))]
     assert not found
 
 
