@@ -52,7 +52,7 @@ def test_weights_in_4_bits_with_a_head_launch_kernels_of_their_own():
         speculate="random:eagle3", draft_tokens=1, max_num_seqs=1, max_num_batched_tokens=64
     )
     names = {one.source.name for one in launched(9, weights="w4a16", **head).values()}
-    assert {"int4_kernel", "_draft_kernel", "_accept_kernel", "sample_kernel"} <= names
+    assert {"packed_kernel", "_draft_kernel", "_accept_kernel", "sample_kernel"} <= names
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(5, 3), (130, 7), (77, 1), (200, 5)])
