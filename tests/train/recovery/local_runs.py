@@ -9,6 +9,7 @@ import msgspec
 import torch
 from tiny_runs import TINY, recipe
 
+from cairn.train.checkpoint.peer_restore import ask_holdings
 from cairn.train.config import Checkpoint, Data, Schedule
 from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
@@ -86,6 +87,17 @@ def kill_node(folder: Path, node: int) -> None:
     for pid in [*others, *([mine] if mine in pids else [])]:
         os.kill(pid, signal.SIGKILL)
     time.sleep(60)
+
+
+def wait_for_copies(loop, step: int) -> None:
+    """Until the memory of node 0 has those of all ranks, which come while the next steps are computed."""
+    reach, deadline = loop.assignment.reach, time.monotonic() + 20
+    wanted = {(rank, step) for rank in range(loop.world)}
+    while not wanted <= {
+        (one.rank, one.step) for one in ask_holdings(reach.addresses[0], reach.secret)
+    }:
+        assert time.monotonic() < deadline, "the copies do not come"
+        time.sleep(0.02)
 
 
 def flip_bit(loop) -> None:

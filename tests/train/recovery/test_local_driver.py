@@ -27,6 +27,7 @@ from local_runs import (
     once,
     recovered,
     unbroken,
+    wait_for_copies,
 )
 from tiny_runs import recipe
 
@@ -166,6 +167,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_a_rank_that_never_comes_back
 
     def fault(loop):
         if loop.state.step == 8 and loop.rank == 0 and once(folder, "node"):
+            wait_for_copies(loop, 5)
             kill_node(folder, 1)
         if loop.state.step == 10 and loop.rank == 1 and once(folder, "hang"):
             while True:
