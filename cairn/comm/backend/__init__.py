@@ -6,7 +6,7 @@
     group --> work --> collectives --> choice (which schedule)  --> executor --> shared_link | tcp_link
     torch's   now or   views over      program (one rank's part)    send, recv,  same host     other host
     words     later    slots                                        reduce
-    rendezvous: who is where     guard: why a wait will never end     flight: what it did last
+    rendezvous: who is where     hang_detector: why a wait will never end     flight_recorder: what it did last
     messages, direct: sends between two ranks
 
 DDP, FSDP2, DTensor, functional collectives and the trainer's parallel layouts run over it unmodified, which its tests

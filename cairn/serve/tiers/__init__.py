@@ -14,7 +14,7 @@
 7. A page that is freed while a copy reads or writes it makes the device's next step wait for that copy, not the host.
 8. Full tiers evict what costs the fewest seconds to compute again per byte, the tail of a prefix before its head.
 
-    load_plan, slot_book   pure: what to load, what to evict        host_slots, page_copies   pinned memory, copies
+    load_plan, slot_table  pure: what to load, what to evict        host_slots, page_copies   pinned memory, copies
     disk_segments          files, checksums, other models refused   page_tiers                all of it for one engine
 
 Layers that keep a state, and engines of several ranks (which would see copies end at different steps), are refused.
