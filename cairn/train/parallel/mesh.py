@@ -13,7 +13,7 @@ five axes there are groups that join several of them:
 Opens no connection of its own: the process group exists before, or there is only one process (`Mesh.alone`).
 """
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class Mesh:
 
     def rank(self, axis: str) -> int:
         """This process along an axis, or within a joined group such as `data`."""
-        return _rank_within(self.layout, self.place, axis)
+        return members(self.layout, axis, self.world_rank).index(self.world_rank)
 
     def size(self, axis: str) -> int:
         return group_size(self.layout, axis)
@@ -131,7 +131,16 @@ def group_size(layout: Layout, axis: str) -> int:
 
 def members(layout: Layout, axis: str, rank: int) -> list[int]:
     """The world ranks of the group along `axis` that `rank` belongs to, in order."""
-    return [r for r in range(layout.world()) if _key(layout, axis, r) == _key(layout, axis, rank)]
+    return list(_by_key(layout, axis)[_key(layout, axis, rank)])
+
+
+@cache
+def _by_key(layout: Layout, axis: str) -> dict[tuple[int, ...], list[int]]:
+    """All groups along an axis, in one pass over the ranks: a job of thousands of ranks starts with this."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.world()):
+        groups.setdefault(_key(layout, axis, rank), []).append(rank)
+    return groups
 
 
 def _key(layout: Layout, axis: str, rank: int) -> tuple[int, ...]:
@@ -144,11 +153,6 @@ def _key(layout: Layout, axis: str, rank: int) -> tuple[int, ...]:
         return (where["pp"], where["tp"], data % layout.ep)
     free = JOINED.get(axis, (axis,))
     return tuple(where[a] for a in ORDER if a not in free)
-
-
-def _rank_within(layout: Layout, where: Place, axis: str) -> int:
-    rank = world_rank(layout, where)
-    return members(layout, axis, rank).index(rank)
 
 
 def _open_groups(layout: Layout, rank: int) -> dict[str, Group]:
@@ -171,4 +175,4 @@ def _all_groups(layout: Layout, axis: str) -> list[tuple[int, ...]]:
         return [tuple(dict.fromkeys((line[0], line[-1]))) for line in _all_groups(layout, "pp")]
     if axis == "expert_replica" and layout.ep == 1:
         return []  # the same as `replica`
-    return sorted({tuple(members(layout, axis, rank)) for rank in range(layout.world())})
+    return sorted(map(tuple, _by_key(layout, axis).values()))

@@ -5,7 +5,7 @@ import functools
 import msgspec
 import pytest
 from forked import run_ranks
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
@@ -13,8 +13,9 @@ from cairn.models.build import Build
 from cairn.models.presets import PRESETS, preset
 from cairn.models.shards import Alone
 from cairn.models.transformer import Transformer
+from cairn.train.parallel import mesh as mesh_module
 from cairn.train.parallel.layout import SHARED_SCALE, Layout, StepDemand, Strategy, check
-from cairn.train.parallel.mesh import ORDER, Mesh, group_size, members, place, world_rank
+from cairn.train.parallel.mesh import JOINED, ORDER, Mesh, group_size, members, place, world_rank
 
 TINY = preset("tiny-qwen3")  # 4 heads, 2 key/value heads, 3 layers
 MOE = preset("tiny-moe")  # 6 experts
@@ -137,6 +138,56 @@ def test_groups_cut_the_world_into_equal_parts(layout, axis):
     groups = {tuple(members(layout, axis, rank)) for rank in range(layout.world())}
     assert sorted(r for group in groups for r in group) == list(range(layout.world()))
     assert {len(group) for group in groups} == {group_size(layout, axis)}
+
+
+AXES = (*ORDER, *JOINED, "ep", "expert_replica")
+
+
+def members_by_definition(layout, axis, rank):
+    """The ranks whose coordinates differ only along `axis`, found by comparing all of them."""
+
+    def others(r):
+        at = place(layout, r)
+        data = at["dp"] * layout.fsdp + at["fsdp"]
+        if axis == "ep":
+            return at["pp"], at["cp"], at["tp"], data // layout.ep
+        if axis == "expert_replica":
+            return at["pp"], at["tp"], data % layout.ep
+        return tuple(at[a] for a in ORDER if a not in JOINED.get(axis, (axis,)))
+
+    return [r for r in range(layout.world()) if others(r) == others(rank)]
+
+
+@settings(max_examples=25)
+@given(layouts, st.data())
+def test_groups_are_those_of_the_definition(layout, data):
+    divisors = [n for n in range(1, 10) if layout.data_ranks() % n == 0]
+    layout = msgspec.structs.replace(layout, ep=data.draw(st.sampled_from(divisors)))
+    rank = data.draw(st.integers(0, layout.world() - 1))
+    for axis in AXES:
+        found = members_by_definition(layout, axis, rank)
+        assert members(layout, axis, rank) == found
+        assert Mesh(layout, rank, {}, "cpu").rank(axis) == found.index(rank)
+
+
+def test_a_mesh_of_thousands_of_ranks_is_cut_into_groups_in_linear_time(monkeypatch):
+    """Comparing every rank with every other took hours here; one pass for each axis takes half a second."""
+    layout, rank = Layout(dp=8, fsdp=16, pp=4, cp=2, tp=8, ep=8), 8000
+    opened, looked_at = [], 0
+
+    def counted(*arguments):
+        nonlocal looked_at
+        looked_at += 1
+        assert looked_at <= (len(AXES) + 1) * layout.world()
+        return place(*arguments)
+
+    monkeypatch.setattr(mesh_module, "place", counted)
+    monkeypatch.setattr(mesh_module.dist, "new_group", lambda ranks: opened.append(ranks) or ranks)
+    groups = mesh_module._open_groups(layout, rank)
+    sizes = {axis: group_size(layout, axis) for axis in AXES}
+    assert {axis: len(ranks) for axis, ranks in groups.items()} == sizes | {"pp_ends": 2}
+    assert all(rank in ranks for ranks in groups.values())
+    assert len(opened) == len({tuple(ranks) for ranks in opened})
 
 
 def test_expert_groups_join_ranks_with_the_same_rest():
