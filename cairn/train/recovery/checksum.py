@@ -4,8 +4,9 @@
     rank 2   pieces abc   sum 93  <-- one of three disagrees: it is named
     rank 3   pieces xyz   sum 17        no other rank has these pieces: nothing to compare
 
-Every flipped bit changes the sum of the words. With two replicas one knows that something is wrong, not who; then both
-go back. Only the sum costs anything: one reading of the state.
+Every flipped bit changes the sum of the words modulo 2**64, and sums are combined with an odd factor, which keeps every
+change. With two replicas one knows that something is wrong, not who; then both go back. Only the sum costs anything:
+one reading of the state.
 """
 
 import zlib
@@ -43,7 +44,7 @@ class Corrupted(CairnError):
 
 class Mark(NamedTuple):
     kind: int  # which pieces, as a number
-    check: int  # of their bytes
+    check: int  # of their bytes: 64 bits, as a signed number, which is what torch can gather
 
 
 def mark_of(pieces: Mapping[str, Piece]) -> Mark:
@@ -55,8 +56,8 @@ def mark_of(pieces: Mapping[str, Piece]) -> Mark:
             continue
         about = f"{name} {piece.shape} {piece.offsets} {tuple(piece.tensor.shape)}"
         kind = zlib.crc32(about.encode(), kind)
-        check = (check * 31 + tensor_sum(piece.tensor.detach())) & (2**63 - 1)
-    return Mark(kind, check)
+        check = (check * 31 + tensor_sum(piece.tensor.detach())) % 2**64
+    return Mark(kind, (check + 2**63) % 2**64 - 2**63)
 
 
 def tensor_sum(tensor: Tensor) -> int:

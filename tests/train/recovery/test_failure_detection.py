@@ -3,10 +3,12 @@
 import statistics
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.train.recovery.checksum import Mark, complaint, disagreeing
+from cairn.train.checkpoint.piece import whole
+from cairn.train.recovery.checksum import Mark, complaint, disagreeing, mark_of
 from cairn.train.recovery.failure_detection import (
     Progress,
     RankView,
@@ -127,6 +129,41 @@ def test_the_minority_among_replicas_is_named(kinds, data):
     else:
         assert (wrong, certain) == ([bad], True)
     assert (complaint(marks, 5) is None) == (wrong == [])
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=5),
+    st.integers(0, 2),
+    st.data(),
+)
+def test_every_flipped_bit_of_every_word_is_found(words, others, data):
+    """Of a tensor that others follow, as a signed number that torch can gather; the sign bit included."""
+    flipped = data.draw(st.integers(0, len(words) - 1))
+    tensor = torch.tensor(words)
+    pieces = {"model/a": whole(tensor)}
+    pieces |= {f"model/b{n}": whole(torch.tensor([1.5, n])) for n in range(others)}
+
+    def gathered():
+        return Mark(*torch.tensor(mark_of(pieces), dtype=torch.int64).tolist())
+
+    right = gathered()
+    for bit in range(64):
+        tensor[flipped] ^= 1 << bit if bit < 63 else -(1 << 63)
+        wrong = complaint([right, gathered(), right], 7)
+        assert wrong is not None, bit
+        assert (wrong.ranks, wrong.certain) == ((1,), True)
+        tensor[flipped] ^= 1 << bit if bit < 63 else -(1 << 63)
+    assert gathered() == right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_flipped_sign_is_found_in_every_number(dtype):
+    tensor = torch.linspace(-2, 2, 11).to(dtype)  # a tail that fills no word
+    right = mark_of({"model/a": whole(tensor)})
+    for number in range(11):
+        other = tensor.clone()
+        other[number] = -other[number]
+        assert mark_of({"model/a": whole(other)}).check != right.check
 
 
 def test_the_board_remembers_when_steps_ended():
