@@ -5,7 +5,8 @@ has at most `data.sequence` tokens. Unknown keys are refused. No torch.
 """
 
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -126,6 +127,8 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     that are trained, where they lie: there is one copy of them.
     """
 
+    verb: ClassVar[str] = "cairn align"
+
     task: Task = Task()
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
@@ -141,22 +144,17 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """share of the written answers that are wrong: the model imitates mistakes, too, until rewards tell them apart"""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.parallel.world() > 1:
             raise ConfigError(
                 f"the layout {self.parallel.words()} has {self.parallel.world()} processes",
                 hint="the engine reads the weights of its own process: use one",
             )
+        _check_unused(self)
+        super().__post_init__()
         if self.data.sequences % self.rollout.group:
             raise ConfigError(
                 f"data.sequences {self.data.sequences} is no multiple of rollout.group {self.rollout.group}",
                 hint="every prompt has a whole group of answers",
-            )
-        if self.objective.kind != "sft" or self.distill.teacher or self.validation.on:
-            raise ConfigError(
-                f"objective.kind is {self.objective.kind!r}, distill.teacher {str(self.distill.teacher or '')!r}, "
-                f"[validation] {'on' if self.validation.on else 'off'}: they are for cairn train and cairn tune",
-                hint="leave them out; task.held_out measures here",
             )
         if self.rollout.engines and (self.adapter.rank or self.rollout.consistent):
             raise ConfigError(
@@ -180,3 +178,30 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def clip(self) -> tuple[float, float]:
         low, high = CLIPS.get(self.algorithm.kind, (0.2, 0.2))
         return self.algorithm.clip_low or low, self.algorithm.clip_high or high
+
+
+# Settings of `cairn train` that a run of reinforcement learning has no use for; a name without a dot is a table.
+UNUSED = (
+    *("data.sources", "data.weights", "data.tokenizer", "data.field", "data.vocab"),
+    *("data.document_mask", "data.too_long", "model.vocab", "precision.z_loss"),
+    *("objective", "distill", "validation", "parallel", "strategy", "recovery"),
+)
+
+
+def _check_unused(config: Align) -> None:
+    """Refuse what would be ignored: a run on another data set than the one that was named would look like a success."""
+    default, changed = Train(), []
+    for name in UNUSED:
+        table, _, field = name.partition(".")
+        ours, usual = getattr(config, table), getattr(default, table)
+        for key in (field,) if field else ours.__struct_fields__:
+            if (value := getattr(ours, key)) != getattr(usual, key):
+                shown = str(value) if isinstance(value, Path) else value
+                changed.append(f"{table}.{key} is {shown!r}")
+    if changed:
+        them = "it" if len(changed) == 1 else "them"
+        raise ConfigError(
+            f"{', '.join(changed)}: cairn align does not use {them}",
+            hint=f"leave {them} out: [task] makes the problems, task.held_out measures, and one process trains; "
+            "cairn train and cairn tune learn from data",
+        )

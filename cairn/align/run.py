@@ -36,14 +36,14 @@ from cairn.train.data.tokenizer_identity import id_limit
 from cairn.train.data.tokenizer_trainer import MIN_VOCAB, train_tokenizer
 from cairn.train.describe import shape_of
 from cairn.train.heads import TargetLogProbs
-from cairn.train.metrics_log import Record
+from cairn.train.metrics_log import Record, check_sinks
 from cairn.train.next_batches import NextBatches
 from cairn.train.precision import dtype_of
 from cairn.train.prepare import Prepared, assemble
 from cairn.train.random_tokens import RandomTokens
 from cairn.train.reference import ReferredBatches
 from cairn.train.run import Finished, carry_out
-from cairn.train.run_checks import TOKENIZER, check_folder
+from cairn.train.run_checks import TOKENIZER, check_balance, check_folder
 from cairn.train.run_lock import check_free, exclusive_run
 
 TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
@@ -133,11 +133,13 @@ def prepare(config: Align) -> Prepared:
     """The model, on its device, and the tokenizer that its tasks are written with."""
     name = default_device() if config.device == "auto" else config.device
     check_device(name)
+    check_sinks(config.log)
     start = None
     if config.model.checkpoint is not None:
         start = open_checkpoint(resolve(str(config.model.checkpoint)))
     tokenizer = _tokenizer(config, start)
     spec = _spec(config, start, tokenizer)
+    check_balance(config, spec)
     if config.rollout.consistent:
         check_covered(spec, name, config.adapter.rank)
     # A token is drawn behind what is scored.

@@ -5,8 +5,9 @@
 Unknown keys are refused, and so is a pair of values that cannot work together, before anything is loaded. No torch.
 """
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -259,6 +260,8 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     a run goes on from the newest complete checkpoint there. Short forms: --pp, --tp, --dp, --fsdp, --cp, --ep, --lr.
     """
 
+    verb: ClassVar[str] = "cairn train"  # goes on with a run of this kind
+
     steps: Positive = 300
     """updates of the weights"""
     out: Path | None = None
@@ -296,6 +299,11 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.out is None:
             raise ConfigError("the run has no folder", hint="name one with --out")
         return self.out
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on with the run once its folder holds its recipe."""
+        return f"{self.verb} --out {shlex.quote(str(self.folder))}"
 
     @property
     def microbatches(self) -> int:

@@ -42,6 +42,12 @@ def _check_data(config: "Train") -> None:
         )
     if not data.sources:
         raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
+    for key, names in (("data", data.sources), ("validation", config.validation.sources)):
+        if "" in names:
+            raise ConfigError(
+                f"{key}.sources has an empty name: {names}",
+                hint="name files or folders; stories, arithmetic and chats are made up",
+            )
 
 
 def _whole_rounds(sequences: int, ranks: int, per_round: int) -> str:

@@ -83,7 +83,11 @@ def carry_out(
     world, folder, state = config.parallel.world(), config.folder, prepared.state
     memory = predict(state.spec, state.config, prepared.fused, prepared.frozen)
     if rank == 0:
+        is_later_life = config.recovery.on and (folder / RECIPE).exists()
         (folder / RECIPE).write_text(to_toml(config), encoding="utf-8")
+        if not is_later_life:  # before the recipe is there the command would train another model
+            again = config.resume_command
+            log_line(f"folder {folder}; after an interruption go on with: {again}")
         keep_tokenizer(prepared.corpus, config, folder / TOKENIZER)
         for note in prepared.notes:
             log_line(note)

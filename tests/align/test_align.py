@@ -5,6 +5,8 @@ import math
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_align import tiny
 
 from cairn.align.chat_server import ChatServer
-from cairn.align.config import Algorithm, Align, Rollout, Task
+from cairn.align.config import UNUSED, Algorithm, Align, Rollout, Task
 from cairn.align.consistent import NOW, check_covered, scored
 from cairn.align.objective import Mismatch, PolicyObjective, Watched, gspo_streams
 from cairn.align.policy import Policy, Sampled, engine_view
@@ -41,7 +43,7 @@ from cairn.train.describe import shape_of
 from cairn.train.heads import TargetLogProbs
 from cairn.train.pair_objective import LOSS, SLOPE
 from cairn.train.parallel.context import attend_for
-from cairn.train.parallel.layout import Layout
+from cairn.train.parallel.layout import Balance, Layout
 from cairn.train.rules.cispo import CISPO
 from cairn.train.rules.gspo import GSPO
 from cairn.train.rules.policy import Clip, PolicyGradient
@@ -501,6 +503,33 @@ def test_a_run_goes_on_inside_a_round_as_if_it_had_not_stopped(tmp_path, kind, m
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.parametrize("name", UNUSED)
+def test_settings_without_an_effect_are_refused(tmp_path, name):
+    """A data set that is named and not read would look like a run on it."""
+    config = tiny(tmp_path / "r")
+    table, _, only = name.partition(".")
+    ours = getattr(config, table)
+    for field in msgspec.structs.fields(ours):
+        if only and field.name != only:
+            continue
+        other = another(getattr(ours, field.name), field.type)
+        with pytest.raises(ConfigError, match=f"{field.name} .*does not use it|has 2 processes"):
+            msgspec.structs.replace(
+                config, **{table: msgspec.structs.replace(ours, **{field.name: other})}
+            )
+
+
+def another(value, annotation):
+    """A value of a setting that is not this one."""
+    if get_origin(annotation) is Literal:
+        return next(word for word in get_args(annotation) if word != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return [*value, "x"] if isinstance(value, list) else Path(f"{value}x")
+
+
 def test_mistakes(tmp_path, monkeypatch):
     config = tiny(tmp_path / "r")
     tokenizer, answer = prepare(config).corpus.tokenizer, Sampled([5], [-0.5], 0, True)
@@ -511,12 +540,17 @@ def test_mistakes(tmp_path, monkeypatch):
     for changes, why in (
         ({"parallel": Layout(dp=2)}, "2 processes"),
         ({"rollout": Rollout(group=7)}, "no multiple"),
-        ({"objective": Objective(kind="orpo")}, "cairn tune"),
+        (
+            {"objective": Objective(kind="orpo")},
+            r"objective\.kind is 'orpo': cairn align does not use it",
+        ),
         ({"rollout": Rollout(max_tokens=48)}, "no room"),
         ({"algorithm": Algorithm(kl=0.1)}, "begins with random weights"),
     ):
         with pytest.raises(ConfigError, match=why):
             msgspec.structs.replace(config, **changes)
+    with pytest.raises(ConfigError, match="model without experts"):
+        align(tiny(tmp_path / "y", balance=Balance(loss=0.1)))
     with pytest.raises(DataError, match=r"--data\.sequence"):
         align(tiny(tmp_path / "x", warm_up=0, data=Data(sequence=16, sequences=8, microbatch=8)))
     assert all(isinstance(build(), Align) for build in RECIPES.values())

@@ -44,6 +44,25 @@ def test_the_tiny_recipe_trains_and_says_how_to_serve_it(tmp_path, capsys, monke
     assert "steps = 14" in (tmp_path / "runs/tiny-cpu/recipe.toml").read_text()
 
 
+@pytest.mark.parametrize(("flags", "error"), [
+    (["--data.sources", "/nonexist.txt"], "there is no data at '/nonexist.txt'"),
+    (["--data.sources", ""], "data.sources has an empty name: ['']"),
+    (["--data.sources", "."], ". is an empty folder"),
+    (["--validation.sources", ""], "validation.sources has an empty name: ['']"),
+    (["--export-only"], "runs/hint has no complete checkpoint"),
+])  # fmt: skip
+def test_a_run_that_does_not_start_names_no_command_that_goes_on(
+    tmp_path, capsys, monkeypatch, flags, error
+):
+    """Its recipe was never written, so that command would train another model into the folder."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "tiny-cpu", "--out", "runs/hint", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert error in err
+    assert "cairn train --out" not in out + err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "tiny-cpu", "--print", "--steps", "2", *SMALL]) == 0

@@ -13,10 +13,8 @@ from cairn.cli.train.display import Display
 from cairn.cli.train.train import (
     DEFAULTS,
     as_file,
-    begins_in,
     free_folder,
     recipe_name,
-    resume_command,
 )
 from cairn.cli.train.tune import with_adapter
 from cairn.core.config import load, to_toml, variable_name
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from cairn.align.run import Aligned
 
 PREFIX = "CAIRN_ALIGN_"
-PROG = "cairn align"
+PROG = Align.verb
 DEFAULT = DEFAULTS[PROG]
 
 
@@ -55,7 +53,6 @@ def run(args: list[str]) -> int:
     from cairn.align.run import align
 
     display = Display(config.steps, config.log.every, verb.json)
-    display.log_line(begins_in(config.folder, PROG))
     try:
         aligned = align(config, display.log_line, display.on_record)
     finally:
@@ -63,15 +60,14 @@ def run(args: list[str]) -> int:
     if verb.json:
         print(msgspec.json.encode(aligned).decode())
     else:
-        _print_outcome(aligned)
+        _print_outcome(aligned, config)
     return 130 if aligned.finished.outcome.stopped_early else 0
 
 
-def _print_outcome(aligned: "Aligned") -> None:
+def _print_outcome(aligned: "Aligned", config: Align) -> None:
     finished, outcome = aligned.finished, aligned.finished.outcome
     if outcome.stopped_early:
-        again = resume_command(finished.folder, PROG)
-        print(f"stopped after step {outcome.step}; go on with: {again}")
+        print(f"stopped after step {outcome.step}; go on with: {config.resume_command}")
     elif outcome.resumed == outcome.step:
         print(f"nothing left to do: {finished.folder} has finished, at step {outcome.step}")
     else:

@@ -82,7 +82,7 @@ def carry_out(verb: TrainVerb) -> int:
         finished = _train(config, display)
     finally:
         display.close()
-    _print_outcome(finished, verb)
+    _print_outcome(finished, verb, config)
     return 130 if finished.outcome.stopped_early else 0
 
 
@@ -138,7 +138,7 @@ def recipe_name(named: str, out: str, prog: str) -> str:
     """The recipe that is named, else that of the run in --out, else the default."""
     if named:
         if (Path(named) / RECIPE).is_file():
-            again = resume_command(named, prog)
+            again = f"{prog} --out {shlex.quote(named)}"
             raise UsageError(f"{named} is the folder of a run", hint=f"go on with it: {again}")
         return named
     kept = Path(out or ".") / RECIPE
@@ -151,16 +151,6 @@ def _fitting(named: Train, objective: str) -> Train:
         return named
     without = msgspec.structs.replace(named.validation, share=0.0, sources=[])
     return msgspec.structs.replace(named, validation=without)
-
-
-def resume_command(folder: Path | str, prog: str = "cairn train") -> str:
-    """What to type to go on with a run: its folder holds its recipe."""
-    return f"{prog} --out {shlex.quote(str(folder))}"
-
-
-def begins_in(folder: Path, prog: str = "cairn train") -> str:
-    again = resume_command(folder, prog)
-    return f"folder {folder}; after an interruption go on with: {again}"
 
 
 def _as_json(config: Train) -> str:
@@ -206,7 +196,6 @@ def _train_here(config: Train, display: Display) -> "Finished":
     world = config.parallel.world()
     if world > 1:  # before ranks are started; each checks for itself in `prepare`
         check_layout(config, spec_of(config.model), world)
-    display.log_line(begins_in(config.folder))
     if config.recovery.on:
         return _train_on_nodes(config, display)
     if world == 1:
@@ -238,7 +227,7 @@ def _train_rank(config: Train, rank: int, ranks: int, display: Display) -> "Fini
         return _train_launched(config, rank, display)
     if ranks == 1:
         return _train_here(config, display)
-    again = f"go on from the newest complete checkpoint: {resume_command(config.folder)}"
+    again = f"go on from the newest complete checkpoint: {config.resume_command}"
     with reporting_lost_peers(rank, again):
         join_group(rank, ranks, "env://", config.device)
         return run_training(config, rank, display.log_line, display.on_record)
@@ -280,7 +269,7 @@ def _export(config: Train, as_json: bool) -> int:
     return 0
 
 
-def _print_outcome(finished: "Finished", verb: TrainVerb) -> None:
+def _print_outcome(finished: "Finished", verb: TrainVerb, config: Train) -> None:
     if finished.report is None:
         return  # rank 0 speaks for all that a launcher started
     outcome = finished.outcome
@@ -300,8 +289,7 @@ def _print_outcome(finished: "Finished", verb: TrainVerb) -> None:
         per_byte = "" if size is None else f", {size:.3f} bits per byte"
         print(f"held-out loss {outcome.held_out.loss:.3f}{per_byte}")
     if outcome.stopped_early:
-        again = resume_command(finished.folder)
-        print(f"stopped after step {outcome.step}; go on with: {again}")
+        print(f"stopped after step {outcome.step}; go on with: {config.resume_command}")
     if serve:
         print(f"serve it: {serve}")
 

@@ -88,8 +88,12 @@ def export_newest(run: Path, out: Path, tokenizer: Path | None) -> Path:
     while True:
         newest = folders.newest(run / "checkpoints", [])
         if newest is None:
+            is_run = (run / "recipe.toml").is_file()  # else the command would train another model
             raise DataError(
-                f"{run} has no complete checkpoint", hint=f"train first: cairn train --out {run}"
+                f"{run} has no complete checkpoint",
+                hint=f"train first: cairn train --out {run}"
+                if is_run
+                else "name the folder of a run",
             )
         try:
             export_checkpoint(newest, out, tokenizer)

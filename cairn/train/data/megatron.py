@@ -54,6 +54,8 @@ class Megatron:
 
 def is_megatron(path: Path) -> bool:
     stem = _stem(path)
+    if not stem.name:  # "." or "/", which has no neighbours
+        return False
     return all(stem.with_name(stem.name + suffix).is_file() for suffix in (".bin", ".idx"))
 
 
