@@ -6,7 +6,8 @@
                                                                                (arXiv:2502.16982)
 For the matrices inside the layers; embeddings, head, norms and routers go to AdamW. Joined projections (q, k, v in one
 parameter) are taken apart first: the result does not depend on how a layer is stored. Where ranks hold parts of a
-matrix, each puts the whole momentum together and takes its part of the update.
+matrix, each puts the whole momentum together and takes its part of the update. A matrix without a gradient stays as it
+is, with its momentum.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +75,11 @@ class Muon:
         self, gradients: Mapping[str, Tensor], number: int, lr: float, factor: Tensor
     ) -> None:
         fine = factor.isfinite()
-        scaled = {n: torch.where(fine, gradients[n].float() * factor, 0.0) for n in self.parameters}
+        scaled = {
+            n: torch.where(fine, gradients[n].float() * factor, 0.0)
+            for n in self.parameters
+            if n in gradients
+        }
         mu = self.settings.momentum
         for name, g in scaled.items():
             kept = self.momentum[name]
@@ -82,10 +87,15 @@ class Muon:
             g.add_(kept, alpha=mu)
         size = torch.where(fine, lr, 0.0)
         weights = self.masters or {n: p.data for n, p in self.parameters.items()}
-        updates, targets = self.cut(scaled), self.cut(weights)
+        updates, targets = self.cut(scaled), self.cut({n: weights[n] for n in scaled})
         for names in self.batches:
+            like = self.matrices[names[0]]
+            if not like.groups:  # with other ranks all take part, with zeros for what is not there
+                names = [name for name in names if name in updates]
+            if not names:
+                continue
             parts = [updates.get(name) for name in names]
-            whole_NRC = put_together(self.matrices[names[0]], parts, self.device)
+            whole_NRC = put_together(like, parts, self.device)
             self._apply([targets.get(name) for name in names], orthogonal(whole_NRC), size)
         for name in self.masters:
             self.parameters[name].data.copy_(self.masters[name])

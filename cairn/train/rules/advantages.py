@@ -9,7 +9,6 @@ Rewards that could not be scored are NaN: they leave the group, and their answer
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from cairn.core.errors import DataError
@@ -48,15 +47,19 @@ def gae(
     rewards_T: Tensor, values_T: Tensor, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of one finished sequence (arXiv:1506.02438)."""
-    advantages_T = torch.zeros_like(values_T)
+    advantages: list[float] = []
     following, running = 0.0, 0.0
-    for t in range(len(values_T) - 1, -1, -1):
-        surprise = float(rewards_T[t]) + gamma * following - float(values_T[t])
-        running = surprise + gamma * lam * running
-        advantages_T[t], following = running, float(values_T[t])
+    for reward, value in zip(
+        reversed(rewards_T.tolist()), reversed(values_T.tolist()), strict=True
+    ):
+        running = reward + gamma * following - value + gamma * lam * running
+        following = value
+        advantages.append(running)
+    advantages_T = values_T.new_tensor(advantages[::-1])
     return advantages_T, advantages_T + values_T
 
 
 def whitened(x_T: Tensor) -> Tensor:
-    """Mean 0 and variance 1, as PPO takes its advantages."""
-    return (x_T - x_T.mean()) * (x_T.var() + 1e-8).rsqrt()
+    """Mean 0 and variance 1, as PPO takes its advantages; of one token 0, because it has no variance."""
+    variance = x_T.var(correction=int(len(x_T) > 1))
+    return (x_T - x_T.mean()) * (variance + 1e-8).rsqrt()

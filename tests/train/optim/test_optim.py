@@ -13,6 +13,7 @@ from cairn.train.config import Model, Optim, Precision
 from cairn.train.optim.adamw import AdamW, by_decay
 from cairn.train.optim.int8_states import BLOCK, AdamW8, pack, rounded_at_random, unpack
 from cairn.train.optim.muon import Muon, orthogonal
+from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.whole_matrices import Matrix, batches
 
 ONE = torch.tensor(1.0)
@@ -132,6 +133,35 @@ def test_muon_wants_whole_matrices():
 
     with pytest.raises(ConfigError, match="whole"):
         Muon(ours, Optim(), False, halves)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [Optim(weight_decay=0.3, kind=kind) for kind in ("adamw", "muon")]
+    + [Optim(weight_decay=0.3, states="int8")],
+)
+def test_a_matrix_without_a_gradient_stays_as_it_is(options):
+    """Beside one of the same shape that has a gradient, and in a step in which no matrix has one."""
+    torch.manual_seed(3)
+    names = ("layers.0.a.weight", "layers.1.a.weight", "norm.weight")
+    ours = {
+        n: torch.nn.Parameter(torch.randn(4, 4) if "layers" in n else torch.ones(4)) for n in names
+    }
+
+    def cut(tensors):
+        return {n: Piece(t, tuple(t.shape), (0, 0)) for n, t in tensors.items() if t.dim() > 1}
+
+    optimizer = make_optimizer(ours, options, False, 0, cut)
+    optimizer.update(gradients(ours, 1), 1, 0.1, ONE)
+    before = {n: p.detach().clone() for n, p in ours.items()}
+    states = {r: {n: t.clone() for n, t in ts.items()} for r, ts in optimizer.tensors().items()}
+    found = gradients(ours, 2)
+    for number, missing in ((2, names[:1]), (3, names[:2])):
+        optimizer.update({n: g for n, g in found.items() if n not in missing}, number, 0.1, ONE)
+        changed = {n for n, p in ours.items() if not torch.equal(p, before[n])}
+        assert changed == set(names) - {names[0]}
+    for role, tensors in optimizer.tensors().items():
+        assert names[0] not in tensors or torch.equal(tensors[names[0]], states[role][names[0]])
 
 
 def test_batches_by_shape_hold_everything_once():

@@ -420,7 +420,8 @@ def test_the_bias_chooses_but_never_weighs():
     torch.testing.assert_close(weights_TN, scores_TE / scores_TE.sum(-1, keepdim=True))
 
 
-def after_muon(parallel, spec):
+def after_muon(parallel, spec, missing):
+    """Two steps; the second without the gradient of one matrix."""
     optimizer = make_optimizer(
         parallel.parameters(),
         Optim(kind="muon", lr=0.02),
@@ -434,23 +435,29 @@ def after_muon(parallel, spec):
     mine = every[parallel.data_rank * each :][:each]
     for number in (1, 2):
         parallel.forward_backward(mine, Objective(spec), torch.tensor(40.0))
-        optimizer.update(parallel.gradients(), number, 0.02, torch.tensor(1.0))
+        gradients = parallel.gradients()
+        if number == 2:
+            gradients.pop(missing, None)
+        optimizer.update(gradients, number, 0.02, torch.tensor(1.0))
         parallel.zero_grad()
     return {n: (p.tensor.clone(), p.offsets) for n, p in parallel.named_state().items()}
 
 
-def muon_on_ranks(rank, world, spec):
+def muon_on_ranks(rank, world, spec, missing):
     forms = [(Layout(dp=2, tp=2), Strategy(zero=1)), (Layout(dp=2, fsdp=2), Strategy())]
     return [
-        after_muon(parallelize(spec, Mesh.join(layout), options, seed=SEED), spec)
+        after_muon(parallelize(spec, Mesh.join(layout), options, seed=SEED), spec, missing)
         for layout, options in forms
     ]
 
 
-def test_muon_puts_matrices_together_that_ranks_have_parts_of():
+@pytest.mark.parametrize("missing", ["", "layers.0.attention.out.weight"])
+def test_muon_puts_matrices_together_that_ranks_have_parts_of(missing):
     spec = spec_of("tiny-qwen3", layers=1)
-    whole = after_muon(parallelize(spec, Mesh.alone(), seed=SEED), spec)
-    for forms in run_ranks(4, muon_on_ranks, spec):
+    model = parallelize(spec, Mesh.alone(), seed=SEED)
+    assert not missing or missing in model.parameters()
+    whole = after_muon(model, spec, missing)
+    for forms in run_ranks(4, muon_on_ranks, spec, missing):
         for state in forms:
             for name, (part, offsets) in state.items():
                 at = tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))

@@ -236,6 +236,12 @@ def test_gae_is_the_discounted_sum_of_surprises():
     assert abs(float(adv.whitened(found).mean())) < 1e-6
 
 
+def test_one_token_is_whitened_to_zero():
+    """Its variance is not a number, which would spoil a whole step without a word."""
+    assert adv.whitened(torch.tensor([3.0])).tolist() == [0.0]
+    assert adv.whitened(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
 def test_weights_make_the_named_means():
     lengths = torch.tensor([1, 3, 4])
     losses = [torch.rand(n) for n in lengths.tolist()]
