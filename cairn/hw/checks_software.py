@@ -72,10 +72,13 @@ def check_triton(evidence: Evidence) -> Finding | None:
 
 
 def check_packages(evidence: Evidence) -> Finding:
-    missing = evidence.missing_packages
-    if not missing:
-        return ok("all optional packages are installed")
-    return warn(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    missing, optional = evidence.missing_packages, evidence.missing_optional
+    if missing:
+        return warn(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    if optional:
+        uses = ", ".join(f"{name} ({use})" for name, use in optional.items())
+        return ok(f"not installed, and only needed for what is named: {uses}")
+    return ok("all optional packages are installed")
 
 
 def check_calibration(evidence: Evidence) -> Finding | None:

@@ -20,7 +20,24 @@ from cairn.hw.probe import probe
 from cairn.hw.storage import cache_folder, hub_folder, nearest_existing, read_filesystem
 from cairn.hw.versions import package_version
 
-OPTIONAL_PACKAGES = {"gguf": "gguf", "huggingface_hub": "huggingface_hub", "jinja2": "jinja2"}
+DEPENDENCIES = {"gguf": "gguf", "huggingface_hub": "huggingface_hub", "jinja2": "jinja2"}
+# Of the extras in pyproject.toml, and what `cairn train` can log to: the module, and what needs it.
+OPTIONAL_PACKAGES = {
+    "soundfile": ("soundfile", "recordings other than WAV"),
+    "pillow": ("PIL", "pictures"),
+    "opentelemetry-sdk": ("opentelemetry.sdk", "cairn serve --otel-endpoint"),
+    "opentelemetry-exporter-otlp-proto-http": (
+        "opentelemetry.exporter.otlp.proto.http",
+        "the same",
+    ),
+    "pyarrow": ("pyarrow", "parquet files"),
+    "zstandard": ("zstandard", ".zst files"),
+    "ray": ("ray", "jobs on Ray"),
+    "lightkube": ("lightkube", "cairn operator run"),
+    "grpcio": ("grpc", "cairn fleet serve --keda, --endpoint-picker"),
+    "tensorboard": ("tensorboard", "cairn train --log.tensorboard"),
+    "wandb": ("wandb", "cairn train --log.wandb"),
+}
 NIXL_PACKAGES = ("nixl-cu13", "nixl-cu12")
 PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 PRODUCT_SIZE = 64
@@ -52,7 +69,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cairn_cache: Place | None = None
     hub_cache: Place | None = None
     calibration: Calibration | None = None
-    missing_packages: list[str] = []
+    missing_packages: list[str] = []  # that Cairn depends on
+    missing_optional: dict[str, str] = {}  # by name, what needs it
     nixl: str | None = None  # its version, where it is installed
     peer_memory: bool = False  # network ports may reach GPU memory
 
@@ -74,14 +92,22 @@ def collect(environment: Mapping[str, str] | None = None) -> Evidence:
         cairn_cache=_place(cache_folder(environment)),
         hub_cache=_place(hub_folder(environment)),
         calibration=read_calibration(cache_folder(environment) / "machine.json", machine),
-        missing_packages=[
-            package
-            for package, module in OPTIONAL_PACKAGES.items()
-            if importlib.util.find_spec(module) is None
-        ],
+        missing_packages=[name for name, module in DEPENDENCIES.items() if not _has(module)],
+        missing_optional=missing_optional(),
         nixl=next(filter(None, map(package_version, NIXL_PACKAGES)), None),
         peer_memory=PEER_MEMORY.exists(),
     )
+
+
+def missing_optional() -> dict[str, str]:
+    return {name: use for name, (module, use) in OPTIONAL_PACKAGES.items() if not _has(module)}
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
 
 
 def try_import(module: str) -> str | None:

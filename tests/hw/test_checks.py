@@ -1,12 +1,17 @@
 """Every verdict of the doctor, on machines that have just that illness."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import msgspec
 import pytest
 from synthetic_hosts import GIBI, healthy_gpu, healthy_machine, plant, some_ceilings
 
-from cairn.hw import ceilings
+from cairn.hw import ceilings, evidence
 from cairn.hw.diagnose import CHECKS, diagnose, overall
 from cairn.hw.evidence import (
+    OPTIONAL_PACKAGES,
     Calibration,
     Evidence,
     Place,
@@ -17,6 +22,7 @@ from cairn.hw.evidence import (
 )
 from cairn.hw.findings import Finding, Verdict, ok
 from cairn.hw.machine import Ecc, FabricPort, Filesystem, GpuProcess, NumaNode, PcieLink
+from cairn.train.config import Log
 
 replace = msgspec.structs.replace
 
@@ -160,6 +166,32 @@ def test_illness(name, status, why, evidence):
     assert verdict.status == status
     assert why in verdict.why
     assert verdict.fix
+
+
+def test_every_package_that_a_flag_or_an_extra_needs_is_known():
+    """Else the doctor says that all are installed, and the flag that they are not."""
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
+    names = {
+        re.split("[>=]", package)[0]
+        for extra, packages in extras.items()
+        if extra not in ("dev", "docs", "nixl")  # NIXL has a check of its own
+        for package in packages
+    }
+    sinks = {field.name for field in msgspec.structs.fields(Log)} - {"every"}
+    assert set(OPTIONAL_PACKAGES) == names | sinks
+    absent = {name: use for name, (module, use) in OPTIONAL_PACKAGES.items() if name in sinks}
+    (verdict,) = (
+        one for one in diagnose(healthy(missing_optional=absent)) if one.name == "packages"
+    )
+    assert verdict.status == "ok"
+    assert all(name in verdict.why for name in sinks)
+
+
+def test_missing_packages_are_found(monkeypatch):
+    gone = {"no-such": ("no_such", "this"), "no-such-part": ("no.such.part", "that")}
+    monkeypatch.setattr(evidence, "OPTIONAL_PACKAGES", gone | {"torch": ("torch", "all")})
+    assert evidence.missing_optional() == {"no-such": "this", "no-such-part": "that"}
 
 
 def test_every_check_has_an_illness():
