@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
     seconds: float
     tokens_per_s: float  # all GPUs
-    mfu: float  # the model's FLOPs, causal attention counted once, of the vendor's peak
+    mfu: float  # the model's FLOPs, causal attention counted once, of the vendor's bf16 peak
     time: StepTime
     memory: Memory
     flags: str  # of `cairn train`
@@ -265,6 +265,8 @@ def train_flags(job: Job, choice: Choice) -> str:
         "precision.recompute": choice.recompute,
         "optim.states": job.states,
     }
+    if job.fp8:
+        flags["precision.fp8"] = "tensor"
     if layout.pp > 1:
         flags["strategy.order"] = choice.order
     words = [f"--{name} {value}" for name, value in flags.items()]

@@ -81,20 +81,18 @@ def test_the_trainer_takes_the_flags_of_a_plan(capsys):
     )
 
 
-def test_fp8_on_several_ranks_is_planned_with_a_note(capsys):
-    _, out, _ = run(
-        capsys,
-        "train",
-        "gpt2",
-        "--gpus",
-        "2",
-        "--sequence",
-        "512",
-        "--batch-tokens",
-        "8192",
-        "--fp8",
-    )
-    assert "refuses fp8 on several ranks" in out
+def test_a_plan_in_fp8_says_its_rates_and_runs(capsys):
+    small = ("train", "gpt2", "--gpus", "2", "--sequence", "512", "--batch-tokens", "8192")
+    _, out, _ = run(capsys, *small)
+    assert "MFU is of the bf16 peak, 989 TFLOP/s" in out
+    _, out, _ = run(capsys, *small, "--fp8")
+    assert "fp8: 1,291 TFLOP/s in products of the layers, 1,059 with scaling and casts" in out
+    assert "refuses" not in out
+    flags = re.search("cairn train RECIPE (.*)", out)[1].split()
+    assert main(["train", "tiny-cpu", *flags, "--print"]) == 0
+    assert 'fp8 = "tensor"' in capsys.readouterr().out
+    status, _, err = run(capsys, *small, "--fp8", "--gpu", "a100")
+    assert (status, "a100 has no fp8 products" in err) == (2, True)
 
 
 def test_train_that_cannot_be(capsys):

@@ -17,6 +17,7 @@ from cairn.report.progress import progress
 if TYPE_CHECKING:
     from cairn.plan.device import Device
     from cairn.plan.published import Compared
+    from cairn.plan.train_cost import Job
     from cairn.plan.train_search import TrainPlan
 
 
@@ -87,6 +88,10 @@ def run(args: list[str]) -> int:
         device(options.gpu, **changes), gpus_per_node=options.gpus_per_node
     )
     sequences = options.batch_tokens // options.sequence
+    if options.fp8 and gpu.fp8_flops_per_s <= gpu.flops_per_s:
+        raise UsageError(
+            f"--fp8: {gpu.name} has no fp8 products", hint="another --gpu, or leave it out"
+        )
     job = Job(
         spec=spec,
         sequence=options.sequence,
@@ -104,9 +109,7 @@ def run(args: list[str]) -> int:
         "Memory of training on one H200": measured.training_memory(),
         "Published, several GPUs": published.compare(),
     }
-    notes = [*_batch_notes(options, sequences), gpu.words()]
-    if options.fp8 and options.gpus > 1:
-        notes.append("`cairn train` refuses fp8 on several ranks so far: this is what it would be")
+    notes = [*_batch_notes(options, sequences), gpu.words(), _rates_note(job, gpu)]
     cost = _cost(options, plan)
     if options.html is not None:
         title = f"{name} on {options.gpus} {gpu.name}"
@@ -116,6 +119,20 @@ def run(args: list[str]) -> int:
     else:
         _print(options, plan, notes, cost, compared, seconds)
     return 0 if plan.rows else 1
+
+
+def _rates_note(job: "Job", gpu: "Device") -> str:
+    """At which rate the layers multiply in fp8, and what MFU is a share of."""
+    from cairn.plan.train_cost import FP8
+
+    mfu = f"MFU is of the bf16 peak, {gpu.peak_flops_per_s / 1e12:,.0f} TFLOP/s"
+    if not job.fp8:
+        return mfu
+    scaled, plain = FP8 * gpu.fp8_flops_per_s / 1e12, gpu.fp8_flops_per_s / 1e12
+    return (
+        f"fp8: {plain:,.0f} TFLOP/s in products of the layers, {scaled:,.0f} with scaling and casts; {mfu}, "
+        "so that rows compare with bf16"
+    )
 
 
 def _batch_notes(options: PlanTrain, sequences: int) -> list[str]:
