@@ -45,7 +45,8 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
         loss = scale.shrink(parallel.sum_over_data(share))
         loss = torch.where(valid > 0, loss, torch.nan)  # a mean over nothing is not 0
 
-        norm = scale.shrink(parallel.grad_norm())
+        norm, loss = parallel.norm_and_loss(loss)
+        norm = scale.shrink(norm)
         limit = state.watch.limit()
         factor = veto(scale.shrink(clip_factor(norm, config.optim.max_norm)), loss, limit)
         lr = config.optim.lr * rate(config.schedule, state.step, config.steps) * state.lr_scale

@@ -5,15 +5,17 @@ import math
 import msgspec
 import pytest
 import torch
+from forked import run_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_runs import Spoilt, loop, recipe
+from tiny_runs import TINY, Spoilt, loop, recipe
 
 from cairn.train.bad_step import Watch, veto
 from cairn.train.config import BadStep, Checkpoint, Precision
 from cairn.train.data.batch import IGNORED
 from cairn.train.loop import BadRun
 from cairn.train.metrics_log import read_log
+from cairn.train.parallel.layout import Layout
 from cairn.train.random_tokens import RandomTokens
 
 VOCAB = 64
@@ -203,3 +205,52 @@ def test_a_run_that_only_fails_stops(tmp_path):
     _, go = run(tmp_path, BadStep(action="rewind", most=4), bad=range(1000))
     with pytest.raises(BadRun, match="4 steps in a row"):
         go()
+
+
+def trained_together(rank, world, folder, layout, action, limits=(), spoil=None, whose=-1):
+    """What each rank found in each step; of rank `whose` the fourth loss is another number, by itself."""
+    saving = Checkpoint(every=2, export=False, in_background=False)
+    model = msgspec.structs.replace(TINY, kv_heads=2)
+    fields = dict(parallel=layout, model=model, steps=6, checkpoint=saving)
+    one = loop(recipe(folder, bad_step=BadStep(action=action), **fields), world=world, rank=rank)
+    state, found, sums = one.state, [], []
+    parallel, judge = state.parallel, state.watch.judge
+    sum_over_data = parallel.sum_over_data
+
+    def summed(value):
+        sums.append(sum_over_data(value))  # first the tokens of a step, then its loss
+        return spoil(sums[-1]) if rank == whose and len(sums) == 8 else sums[-1]
+
+    def judged(loss, norm, limit, valid):
+        verdict = judge(loss, norm, limit, valid)
+        found.append((str(loss), norm, limit, verdict.action))
+        return verdict
+
+    parallel.sum_over_data, state.watch.judge = summed, judged
+    state.watch.limit = lambda: dict(enumerate(limits)).get(len(found), math.inf)
+    one.run()
+    return found, state.samples
+
+
+def an_ulp_more(loss):
+    return loss.nextafter(torch.tensor(math.inf))
+
+
+@pytest.mark.parametrize(
+    ("layout", "action"), [(Layout(tp=2), "rewind"), (Layout(pp=2), "skip")], ids=["tp", "pp"]
+)
+def test_ranks_whose_losses_differ_by_an_ulp_decide_alike(tmp_path, layout, action):
+    """The limit is the very loss of step 4. All go the way of the first rank, or wait for each other for ever."""
+    (right, _), _ = run_ranks(2, trained_together, tmp_path / "right", layout, action)
+    limits = [math.inf] * 3 + [float(right[3][0])]
+    for whose, spoil, expected in (
+        (0, an_ulp_more, action),
+        (1, an_ulp_more, "go on"),
+        (1, lambda loss: loss * math.nan, action),
+    ):
+        folder = tmp_path / f"{whose}-{expected}"
+        args = (folder, layout, action, limits, spoil, whose)
+        (first, samples), (second, others) = run_ranks(2, trained_together, *args, timeout_s=30)
+        assert first == second  # to the bit: later limits come from these numbers
+        assert [action for *_, action in first[:4]] == ["go on"] * 3 + [expected]
+        assert samples == others

@@ -106,6 +106,14 @@ class Parallel(Protocol):
         """
         ...
 
+    def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """`grad_norm`, and the loss of the first rank for all ranks, so that all judge a step by the same bits.
+
+        The groups that sum a loss are not the same on every rank, and may differ in the last bit. A loss that is not
+        finite on any rank is not finite on all.
+        """
+        ...
+
     def zero_grad(self) -> None: ...
 
     def named_state(self, tensors: Mapping[str, Tensor] | None = None) -> "dict[str, Piece]":

@@ -190,7 +190,10 @@ class ParallelModel:
         return {name: g for sync in self.syncs for name, g in sync.gradients().items()}
 
     def grad_norm(self) -> Tensor:
-        """Each rank counts what it has, divided by how many ranks have the same."""
+        return self.norm_and_loss(torch.zeros((), device=self.mesh.device))[0]
+
+    def norm_and_loss(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Each rank counts what it has, divided by how many ranks have the same; one reduction for both numbers."""
         alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         for sync in self.syncs:
             for name, gradient in sync.gradients().items():
@@ -203,7 +206,14 @@ class ParallelModel:
             total = part if total is None else total + part
         if total is None:  # nothing of this rank is trained
             total = torch.zeros((), device=self.mesh.device)
-        return all_reduce(total, self.mesh.everyone()).sqrt()
+        everyone = self.mesh.everyone()
+        if everyone is None:
+            return total.sqrt(), loss
+        # Zeros of all but the first rank: its loss comes out to the bit. What is not finite shows on any rank.
+        if self.mesh.world_rank:
+            loss = torch.where(loss.isfinite(), 0.0, loss)
+        total, loss = all_reduce(torch.stack([total, loss]), everyone).unbind()
+        return total.sqrt(), loss
 
     def zero_grad(self) -> None:
         for sync in self.syncs:
