@@ -3,6 +3,7 @@
     state --copy to the host--> staged --thread--> files --all ranks agree--> COMPLETE --> older ones removed
                  `-- training goes on here
 
+What several ranks hold is staged and written by one of them, so dp replicas need the host's memory for one state.
 One save at a time: the next one waits for the one before. Every part of a save ends with all ranks exchanging whether
 it worked, so a write that fails on one rank (disk full) fails the save on all of them: nothing is left behind, the
 older checkpoints stay, `problem` reports it once, and the run goes on. Knows nothing about what the state means.
@@ -13,7 +14,7 @@ import errno
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +26,11 @@ import torch.distributed as dist
 from cairn.core.errors import CairnError
 from cairn.core.events import span
 from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.choose import gathered
 from cairn.train.checkpoint.piece import Piece
 
 Result = TypeVar("Result")
+Key = tuple[str, tuple[int, ...]]  # a piece, by its name and offsets
 STORAGE_TIMEOUT = timedelta(hours=6)  # a slow disk is no hang; a rank that dies is noticed at once
 
 
@@ -45,6 +48,8 @@ class Saver:
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self.staging: dict[str, torch.Tensor] = {}  # kept: memory that is known costs a fraction
+        self.held: list[tuple[Key, int]] = []  # what this rank holds, with bytes
+        self.owned: set[str] = set()  # of that, what it writes
         # Collectives of the writing thread must not mix with those of training.
         self.group: Any = (
             dist.new_group(backend="gloo", timeout=STORAGE_TIMEOUT)
@@ -59,7 +64,7 @@ class Saver:
         with span("checkpoint copy", step=step):
             staged = {
                 name: piece._replace(tensor=self._copied(name, piece.tensor))
-                for name, piece in pieces.items()
+                for name, piece in self._own(pieces).items()
             }
             if torch.cuda.is_available() and torch.cuda.is_initialized():
                 torch.cuda.synchronize()
@@ -126,15 +131,30 @@ class Saver:
             result = work()
         except Exception as error:  # noqa: BLE001  raised below, once the other ranks know of it
             failure = error
-        gathered: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(gathered, (_portable(failure), result), group=self.group)
+        ends = gathered((_portable(failure), result), self.group)
         if failure is not None:
             raise failure
-        for rank, (other, _) in enumerate(gathered):
+        for rank, (other, _) in enumerate(ends):
             if other is not None:
                 number, words = other
                 raise OSError(number, f"on rank {rank}: {words}")
-        return [result for _, result in gathered]
+        return [result for _, result in ends]
+
+    def _own(self, pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
+        """The pieces that this rank writes. Ranks ask each other again only if one of them holds other pieces now."""
+        if self.group is None:
+            return pieces
+        held = [
+            ((name, piece.offsets), piece.tensor.nbytes)
+            for name, piece in pieces.items()
+            if piece.tensor.numel()
+        ]
+        if any(gathered(held != self.held, self.group)):
+            owner = owners(gathered(held, self.group))
+            self.held = held
+            self.owned = {key[0] for key, _ in held if owner[key] == self.rank}
+            self.staging.clear()
+        return {name: piece for name, piece in pieces.items() if name in self.owned}
 
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Into memory of an earlier save: the one before has been written, so it is free again."""
@@ -142,6 +162,25 @@ class Saver:
         if home is None or home.shape != tensor.shape or home.dtype != tensor.dtype:
             home = self.staging[name] = _like(tensor)
         return home.copy_(tensor.detach(), non_blocking=True)
+
+
+def owners(held: Sequence[Sequence[tuple[Key, int]]]) -> dict[Key, int]:
+    """Which rank writes each piece; `held`: by rank, what it holds and how many bytes that is.
+
+    Each goes to the holder with the fewest bytes so far, those that one rank alone holds first, then the large ones.
+    """
+    holders: dict[Key, list[int]] = {}
+    sizes: dict[Key, int] = {}
+    for rank, pieces in enumerate(held):
+        for key, size in pieces:
+            holders.setdefault(key, []).append(rank)
+            sizes[key] = size
+    bytes_of = [0] * len(held)
+    owner: dict[Key, int] = {}
+    for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key])):
+        owner[key] = min(holders[key], key=bytes_of.__getitem__)
+        bytes_of[owner[key]] += sizes[key]
+    return owner
 
 
 def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -> None:

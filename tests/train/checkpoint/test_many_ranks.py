@@ -5,10 +5,14 @@ import errno
 import os
 import subprocess
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 from forked import run_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_runs import TINY, loop, recipe
 from torch.distributed.checkpoint import FileSystemWriter
 
 from cairn.core.errors import DataError
@@ -16,7 +20,8 @@ from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.choose import choose_newest
 from cairn.train.checkpoint.load import load_pieces
 from cairn.train.checkpoint.piece import Piece
-from cairn.train.checkpoint.save import Saver
+from cairn.train.checkpoint.save import Saver, owners, write_pieces
+from cairn.train.parallel.layout import Layout, Strategy
 
 ROWS = 4096
 
@@ -122,6 +127,72 @@ def test_complete_has_to_name_every_file_that_the_metadata_names(tmp_path):
     assert 3 in folders.complete_steps(tmp_path)
     with pytest.raises(DataError, match="not a whole checkpoint: __1_0"):
         folders.mark_complete(newest, 4)
+
+
+# -- what several ranks hold -----------------------------------------------------------------------
+
+
+def saves_its_share(rank, world, folder, layout, zero):
+    """Bytes that this rank holds and has staged; the state is also written as if each rank staged all it holds."""
+    model = msgspec.structs.replace(TINY, kv_heads=2)
+    strategy = Strategy(zero=zero)
+    one = loop(
+        recipe(folder, steps=2, parallel=layout, model=model, strategy=strategy),
+        world=world,
+        rank=rank,
+    )
+    one.run()
+    held = one.state.pieces()
+    write_pieces(folder / "all", held, one.saver.group)
+    staged = one.saver.staging
+    twice = {name: tensor.data_ptr() for name, tensor in staged.items()}
+    one.saver.save(3, held, one._about())
+    one.saver.wait()
+    assert {name: tensor.data_ptr() for name, tensor in one.saver.staging.items()} == twice
+    return sum(p.tensor.nbytes for p in held.values()), {n: t.nbytes for n, t in staged.items()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "zero"),
+    [(Layout(dp=2), 0), (Layout(dp=4), 0), (Layout(dp=2), 1), (Layout(dp=2, tp=2), 0)],
+    ids=["dp 2", "dp 4", "dp 2 zero 1", "dp 2 tp 2"],
+)
+def test_what_replicas_hold_is_staged_once_and_the_checkpoint_is_the_same(tmp_path, layout, zero):
+    args = (tmp_path, layout, zero)
+    held, staged = zip(*run_ranks(layout.world(), saves_its_share, *args), strict=True)
+    alone = loop(recipe(tmp_path, model=msgspec.structs.replace(TINY, kv_heads=2)))
+    pieces = alone.state.pieces()
+    whole_state = sum(piece.tensor.nbytes for piece in pieces.values())
+    each = [sum(sizes.values()) for sizes in staged]
+    assert sum(held) > sum(each) == whole_state
+    assert max(each) - min(each) <= max(size for sizes in staged for size in sizes.values())
+    found = []
+    for folder in (tmp_path / "all", folders.folder_of(alone.root, 3)):
+        load_pieces(folder, pieces)  # another layout: one process reads all
+        found.append({name: piece.tensor.clone() for name, piece in pieces.items()})
+        for piece in pieces.values():
+            piece.tensor.zero_()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in pieces)
+    sizes = [
+        sum(file.stat().st_size for file in f.glob("*.distcp")) for f in (tmp_path / "all", folder)
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)  # each of them once
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99)), max_size=8), min_size=1))
+def test_each_piece_has_one_owner_that_holds_it(drawn):
+    size = {name: size for pieces in drawn for name, size in pieces}
+    held = [
+        [((str(name), (0,)), size[name]) for name in sorted({name for name, _ in pieces})]
+        for pieces in drawn
+    ]
+    owner = owners(held)
+    assert set(owner) == {key for pieces in held for key, _ in pieces}
+    assert all(key in dict(held[rank]) for key, rank in owner.items())
+    assert owner == owners(held)
+    everywhere = owners([held[0]] * 3)
+    each = [sum(size for key, size in held[0] if everywhere[key] == rank) for rank in range(3)]
+    assert max(each) - min(each) <= max((size for _, size in held[0]), default=0)
 
 
 # -- resuming ----------------------------------------------------------------------------------------
