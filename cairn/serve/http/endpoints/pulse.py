@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.server.sse import EventStream
 from cairn.serve.pulse import Load, framed
 
 PERIOD_S = 0.05
@@ -19,7 +18,7 @@ MEDIA_TYPE = b"application/x-cairn-pulse"
 
 async def pulse(service: Service, call: Call, body: bytes) -> None:
     """Until the router leaves, or the server is stopped."""
-    events = EventStream(call.send, call.headers, MEDIA_TYPE)
+    events = call.event_stream(MEDIA_TYPE)
     gone = asyncio.ensure_future(_gone(call))
     follower = await service.pulse.join()
     try:

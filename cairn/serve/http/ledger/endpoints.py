@@ -25,7 +25,7 @@ from cairn.serve.http.ledger.views import RequestList
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.server.sse import EventStream, event_bytes
+from cairn.serve.http.server.sse import event_bytes
 
 EVENT_S = 0.5
 LISTED = 100
@@ -41,7 +41,7 @@ async def engine(service: Service, call: Call, body: bytes) -> JSON:
 
 async def engine_events(service: Service, call: Call, body: bytes) -> None:
     """Until the client leaves, or the server is stopped."""
-    events = EventStream(call.send, call.headers)
+    events = call.event_stream()
     gone = asyncio.ensure_future(_gone(call))
     try:
         while not gone.done() and not service.admission.draining:

@@ -6,6 +6,7 @@
 A `CairnError` from the layers below becomes a refusal with its message and its hint. Knows no endpoint.
 """
 
+import logging
 import math
 from http import HTTPStatus
 
@@ -14,9 +15,11 @@ from starlette.responses import Response
 
 from cairn.core.errors import CairnError, ConfigError, RequestError, TokenizerError
 
+log = logging.getLogger("cairn")
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -100,3 +103,9 @@ def refusal_of(
             message = prompt + message.removeprefix(first)
         return Refusal(400, f"{message}{hint}", param=param, code=code)
     return Refusal(500, f"{error.message}{hint}")
+
+
+def bug_found(id: str) -> Refusal:
+    """In an `except` block: the traceback goes to the log, and the client learns where to look."""
+    log.exception("request %s failed", id)
+    return Refusal(500, f"this is a bug in the server; its log has more about request {id}")

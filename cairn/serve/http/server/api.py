@@ -6,7 +6,6 @@
 Every answer carries x-request-id. Endpoints know nothing of this file.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -40,7 +39,7 @@ from cairn.serve.http.endpoints.responses import responses
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import put_into
 from cairn.serve.http.protocol.body import Gone, read_bytes
-from cairn.serve.http.protocol.refusal import Refusal, refusal_of
+from cairn.serve.http.protocol.refusal import Refusal, bug_found, refusal_of
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.continuation import ROUTED, ProgressSend, header, split_body
 from cairn.serve.http.server.keys import ANYBODY
@@ -59,7 +58,6 @@ from cairn.serve.http.server.service import Service
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # only the metrics see this status
 LONGEST_ID = 128
-log = logging.getLogger("cairn")
 
 
 class Guarded(NamedTuple):
@@ -128,16 +126,17 @@ class Endpoint:
             if response is not None and call.wants_ledger and call.entry is not None:
                 put_into(response, service.book.view(call.entry), call.wants_field)
             return response
-        except Refusal as refusal:
-            return self.error_response(refusal)
+        except Refusal as error:
+            refusal = error
         except CairnError as error:
-            return self.error_response(refusal_of(error, FIELDS, PROMPT_IN.get(self.name)))
+            refusal = refusal_of(error, FIELDS, PROMPT_IN.get(self.name))
         except Gone:
             raise
-        except Exception:  # a bug: this request is answered, the server goes on
-            log.exception("request %s failed", id)
-            message = f"this is a bug in the server; its log has more about request {id}"
-            return self.error_response(Refusal(500, message))
+        except Exception:  # noqa: BLE001  a bug, which is logged: the server goes on
+            refusal = bug_found(id)
+        if (call := scope.get(CALL)) is not None and call.stream_begun:
+            raise Gone  # a second status would be no HTTP: the connection ends
+        return self.error_response(refusal)
 
     def _holder(self, scope: Scope) -> str:
         return self.service.keys.holder(scope) if self.guarded else ANYBODY

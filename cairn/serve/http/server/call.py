@@ -6,6 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.server.continuation import ProgressSend
+from cairn.serve.http.server.sse import SSE, EventStream
 
 
 class Call:
@@ -25,6 +26,17 @@ class Call:
         self.continued: list[int] = []  # of an answer that began at another server
         self.role: str | None = None  # of the server, when the request came
         self.body = b""  # kept where a router follows the prefix cache
+        self._stream: EventStream | None = None
+
+    def event_stream(self, media_type: bytes = SSE) -> EventStream:
+        """The answer as events."""
+        self._stream = EventStream(self.send, self.headers, media_type)
+        return self._stream
+
+    @property
+    def stream_begun(self) -> bool:
+        """Has a status been sent already, so that no error document can follow?"""
+        return self._stream is not None and self._stream.begun
 
     @property
     def traceparent(self) -> str | None:

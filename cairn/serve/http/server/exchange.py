@@ -28,7 +28,7 @@ from cairn.serve.http.ledger.reply import LedgerSend, wants_header
 from cairn.serve.http.ledger.views import RequestView
 from cairn.serve.http.protocol.answers import CachedTokens
 from cairn.serve.http.protocol.body import Gone
-from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.protocol.refusal import Refusal, bug_found, refusal_of
 from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.continuation import (
@@ -40,7 +40,7 @@ from cairn.serve.http.server.continuation import (
 )
 from cairn.serve.http.server.exchange_counts import ExchangeCounts, first_jobs
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.server.sse import SSE, EventStream
+from cairn.serve.http.server.sse import SSE
 from cairn.serve.serving import GenerateRequest
 from cairn.serve.token_marks import END
 
@@ -96,6 +96,7 @@ class Exchange:
         self._watching: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._telling: asyncio.Task[None] | None = None
+        self._broken = False  # an error ended its stream
         self._first = 0.0
         self._last_of: dict[int, float] = {}  # when an answer had its last update
         self._prompts = first_jobs(self.jobs)
@@ -159,19 +160,23 @@ class Exchange:
             await service.wake()
         await self._wait_for_role(service)
         self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
-        service.open.add(self)
-        self._entry = self._begin()
         try:
+            self._entry = self._begin()
+            service.open.add(self)
             service.serving.submit(self._submitted)
-        except CairnError as problem:  # it ended between the two lines
-            self._close("error")
-            raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
-        loop = asyncio.get_running_loop()
-        self._watching = loop.create_task(self._watch())
-        self._timers = [
-            loop.call_later(config.first_token_deadline, self._miss_deadline),
-            loop.call_later(config.request_timeout, self.abort),
-        ]
+            loop = asyncio.get_running_loop()
+            self._watching = loop.create_task(self._watch())
+            self._timers = [
+                loop.call_later(config.first_token_deadline, self._miss_deadline),
+                loop.call_later(config.request_timeout, self.abort),
+            ]
+        except BaseException as problem:  # whatever it is, the ticket goes back
+            self._release()
+            if (entry := self._call.entry) is not None:
+                entry.close("error", time.monotonic())
+            if isinstance(problem, CairnError):  # the engine ended after `dead` was asked
+                raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
+            raise
         return self
 
     async def __aexit__(
@@ -196,8 +201,9 @@ class Exchange:
                 await asyncio.wait([self._telling])  # in the middle of a write
 
     async def stream(self, writer: Writer, media_type: bytes = SSE) -> None:
-        """As events, until all answers have ended. A refusal before the first event is raised."""
-        events = EventStream(self._call.send, self._call.headers, media_type)
+        """As events, until all answers have ended. An error before the first event is raised; a later one is an event,
+        because the status has been sent."""
+        events = self._call.event_stream(media_type)
         write = writer.write
         marked = self._call.routed and len(self.jobs) == 1
         marks, end = (TokenMarks(), END) if marked else (None, b"")
@@ -220,10 +226,14 @@ class Exchange:
                     await self._forward(push)
                     await events.flush()
             await events.write(writer.last() + end, last=True)
-        except Refusal as refusal:
+        except Gone:
+            raise
+        except Exception as error:
             if not events.begun:
                 raise
+            refusal = self._refusal_of(error)
             moves = marked and refusal.status == 503  # the router goes on elsewhere
+            await events.flush()
             await events.write(b"" if moves else writer.refused(refusal) + end, last=True)
 
     def abort(self) -> None:
@@ -286,8 +296,19 @@ class Exchange:
         tokens = [token for job in self.jobs for token in job.answer.whole.token_ids]
         self._entry.digest = digest_of(tokens)
 
+    def _refusal_of(self, error: Exception) -> Refusal:
+        """What a stream that has begun tells its client of an error."""
+        if isinstance(error, Refusal):
+            return error
+        self._broken = True
+        if isinstance(error, CairnError):
+            return refusal_of(error)
+        return bug_found(self._call.id)
+
     def _status(self, error: BaseException | None) -> str:
         """How it ended, in a word."""
+        if self._broken:
+            return "error"
         if isinstance(error, Refusal):
             return "deadline" if error.code == "deadline" else "error"
         if error is not None:
@@ -359,7 +380,12 @@ class Exchange:
                 self._service.pulse.begun(self._call.body, self.jobs)
 
     def _close(self, status: str) -> None:
-        self._service.open.discard(self)
+        try:
+            self._keep_books(status)
+        finally:
+            self._release()
+
+    def _keep_books(self, status: str) -> None:
         self._counts.closed()
         self._service.accounts.explain(self._entry, self.jobs)
         self._entry.close(status, time.monotonic())
@@ -370,10 +396,14 @@ class Exchange:
             self._service.capture.keep(self._call.id, self.jobs, version)
         if self._call.body:
             self._service.pulse.bind(self._call.body, self.jobs)
-        self.abort()  # whatever is left
+
+    def _release(self) -> None:
+        """Give back what was taken: first the ticket, which no error may keep."""
+        if self._ticket is not None:
+            self._ticket.close()
+        self._service.open.discard(self)
         for timer in self._timers:
             timer.cancel()
         if self._watching is not None:
             self._watching.cancel()
-        if self._ticket is not None:
-            self._ticket.close()
+        self.abort()  # whatever is left
