@@ -74,14 +74,14 @@ class Refused(ConnectionError):
     """One end rejected the other. A connection that breaks during the handshake is another ConnectionError."""
 
 
-def secret_from(env: Mapping[str, str]) -> Secret | None:
+def secret_from(env: Mapping[str, str], variable: str = VARIABLE) -> Secret | None:
     """The secret that a launcher has put into the environment; None: there is none."""
-    text = env.get(VARIABLE, "").strip()
+    text = env.get(variable, "").strip()
     if not text:
         return None
     if len(text) < LEAST:
         raise ConfigError(
-            f"{VARIABLE} has {len(text)} characters, at least {LEAST} are wanted",
+            f"{variable} has {len(text)} characters, at least {LEAST} are wanted",
             hint='python -c "import secrets; print(secrets.token_hex())" makes a good one',
         )
     return Secret(text.encode())

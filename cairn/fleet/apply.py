@@ -21,6 +21,7 @@ from cairn.core import toml
 from cairn.core.errors import ConfigError
 from cairn.core.units import parse_bytes
 from cairn.fleet.config import FleetConfig, ServerGroup
+from cairn.serve.token_marks import ROUTER_SECRET
 
 PORT = 8000  # of every server, and of the router, inside its pod
 PICKER_PORT, SCALER_PORT = 9002, 9000
@@ -57,6 +58,12 @@ def notes_on(config: FleetConfig, engine: str) -> list[str]:
     elif scaled:
         most = sum(group.most_servers for group in scaled)
         notes.append(f"the job holds room for `most` servers all the time, {most} of scaled groups")
+    if engine == "kubernetes":
+        name = f"{config.name}-router"
+        notes.append(
+            f"answers whose server is lost continue on another one if there is a Secret {name}: kubectl create secret "
+            f"generic {name} --from-literal=secret=$(openssl rand -hex 32), then restart both Deployments"
+        )
     if engine in ("ray", "slurm") and config.router.host in LOOPBACK:
         notes.append(
             f"the router listens on {config.router.host} of its node alone;"
@@ -219,6 +226,7 @@ def _container(config: FleetConfig, argv: list[str], resources: Object) -> Objec
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "readinessProbe": _probe("/health"),
         "resources": resources,
+        "env": [_router_secret(config)],
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -227,6 +235,12 @@ def _container(config: FleetConfig, argv: list[str], resources: Object) -> Objec
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
+
+
+def _router_secret(config: FleetConfig) -> Object:
+    """With which the router proves to a server that it may continue an answer; there may be none."""
+    secret = {"name": f"{config.name}-router", "key": "secret", "optional": True}
+    return {"name": ROUTER_SECRET, "valueFrom": {"secretKeyRef": secret}}
 
 
 def _probe(path: str) -> Object:

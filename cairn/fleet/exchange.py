@@ -25,7 +25,7 @@ from cairn.fleet.upstream import Upstream
 from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import MOST_WANTED, PromptKeys, RequestFields
-from cairn.serve.token_marks import END, PROGRESS, TOKENS, read_answer
+from cairn.serve.token_marks import END, PROGRESS, TOKENS, continuation_proof, read_answer
 
 if TYPE_CHECKING:
     from cairn.fleet.hedge import Hedge
@@ -192,8 +192,11 @@ class Exchange(msgspec.Struct, eq=False):
         if not self._resumed:
             return sent, self.id, CRLF_LENGTH, b"%d" % len(body), END_OF_HEAD, body
         more = msgspec.msgpack.encode(self.tokens)
-        head = b"%b%b\r\nx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
-        return head % (sent, self.id, len(more), len(body) + len(more)), body + more
+        secret, proof = self.router.secret, b""
+        if secret is not None:  # else a server will refuse to go on with the answer
+            proof = b"x-cairn-proof: %b\r\n" % continuation_proof(secret, self.id, more)
+        head = b"%b%b\r\n%bx-cairn-continue: %d\r\ncontent-length: %d\r\n\r\n"
+        return head % (sent, self.id, proof, len(more), len(body) + len(more)), body + more
 
     @property
     def tokens(self) -> list[int]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from cairn.core.shared_secret import secret_from
 from cairn.fleet.aliases import Aliases, with_model
 from cairn.fleet.config import FleetConfig, RouterConfig
 from cairn.fleet.downstream import Downstream, error_body
@@ -43,6 +44,7 @@ from cairn.fleet.wire import HttpRequest
 from cairn.fleet.worker import Worker, candidates, eligible
 from cairn.fleet.write_queue import WriteQueue
 from cairn.serve.text_keys import PromptKeys, RequestFields, prompt_keys, read_fields
+from cairn.serve.token_marks import ROUTER_SECRET
 
 TICK_S = 0.25
 NO_KEYS = PromptKeys([], [], [], 0)
@@ -59,6 +61,7 @@ class Router:
         self._writes = WriteQueue()
         self.index, self.pool, self._arrivals = KeyIndex(), Pool(self._writes), Arrivals()
         self.open: set[Exchange] = set()
+        self.secret = secret_from(os.environ, ROUTER_SECRET)  # proves to servers who continues
         self.starting = False  # models are still being loaded for the first time
         self.waiting = WaitingQueue[Exchange]()  # while no server can take them
         self.aliases, self.quotas = Aliases(), _quotas(config)

@@ -31,7 +31,7 @@ from cairn.fleet.router_processes import (
     SharedState,
     check_processes,
 )
-from cairn.fleet.server_process import Gpus
+from cairn.fleet.server_process import Gpus, share_router_secret
 
 Say = Callable[[str], None]
 WATCH_S = 2.0
@@ -220,6 +220,7 @@ def run_fleet(
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
+        share_router_secret()
         fleet = Fleet(config, read, Gpus(gpus), listeners, _print)
         await fleet.start()
         watching = [reload_on_change(watched, reload)] if watched is not None else []

@@ -12,6 +12,7 @@ from cairn.fleet.config import RouterConfig, ServerGroup
 from cairn.fleet.model_host import ModelHost
 from cairn.fleet.pulse_client import KEY
 from cairn.fleet.router import Router
+from cairn.fleet.server_process import share_router_secret
 
 
 class HostConfig(NamedTuple):
@@ -33,6 +34,7 @@ async def serve_models(config: HostConfig, say: Callable[[str], None], stop: asy
         keys = os.environ.get("CAIRN_API_KEYS")
         environment["CAIRN_API_KEYS"] = f"{keys},host {secret}" if keys else f"host {secret}"
         os.environ[KEY] = secret  # with which the router follows them
+    share_router_secret()
     groups = [ServerGroup(model=model, args=list(config.flags)) for model in config.models]
     router = Router(config.router, [])
     host = ModelHost(

@@ -18,12 +18,19 @@ from contextlib import suppress
 
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
+from cairn.core.shared_secret import Secret
 from cairn.fleet.config import ServerGroup
+from cairn.serve.token_marks import ROUTER_SECRET
 
 LAST_LINES = 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
 STOP_S = 30.0
 READ_BYTES, LONGEST_LINE = 1 << 16, 1 << 14
+
+
+def share_router_secret() -> None:
+    """In the environment, where this process's routers and servers find it; one that is set already is kept."""
+    os.environ.setdefault(ROUTER_SECRET, Secret.fresh().reveal().decode())
 
 
 class ServerProcess:

@@ -16,7 +16,8 @@ from cairn.fleet.request_head import RequestHead, request_head
 
 LARGEST_HEAD = 64 * 1024
 FRAMING = (b"connection", b"keep-alive", b"transfer-encoding", b"content-length")
-ROUTERS = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
+# The router's to write.
+ROUTERS = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue", b"x-cairn-proof")
 NOT_SENT = frozenset(
     (*FRAMING, b"te", b"upgrade", b"http2-settings", b"expect", b"trailer", *ROUTERS)
 )

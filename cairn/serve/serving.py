@@ -31,7 +31,7 @@ from cairn.serve.engine.facts import facts_of
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.pieces import Piece
 from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.request_checks import check_request
+from cairn.serve.engine.request_checks import check_outputs, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.engine_host import EngineHost
@@ -237,6 +237,8 @@ class Serving:
             0, prompt, params, priority=request.priority, salt=request.salt, pieces=pieces
         )
         check_request(placed, self.limits)
+        most = params.max_tokens or self.limits.context - len(prompt)
+        check_outputs(request.outputs, most, self.limits.vocabulary)
 
     def _pieces(self, request: GenerateRequest) -> list[Piece]:
         if not request.pictures or self.picture_input is None:

@@ -7,13 +7,24 @@
 No event and no line of JSON begins with a colon, so the lines can be taken out again. A stream with
 tokens and without `:e` is one whose engine has failed. Both sides import this, and the
 router imports nothing else of a server. Pure.
+
+The server that goes on with an answer takes its tokens from a router alone: `continuation_proof` shows that the sender
+knows CAIRN_ROUTER_SECRET, which a fleet gives to the servers that it starts.
 """
 
 from collections.abc import Iterable
 
+from cairn.core.shared_secret import Secret
+
+ROUTER_SECRET = "CAIRN_ROUTER_SECRET"
 TOKENS, END = b":t ", b":e\n\n"
 PROGRESS = b"application/x-cairn-progress"  # the media type of a whole answer whose tokens are told
 ANSWER = b":a "
+
+
+def continuation_proof(secret: Secret, request_id: bytes, tokens: bytes) -> bytes:
+    """The value of the header `x-cairn-proof`; `tokens`: as they stand at the end of the body."""
+    return secret.proof(b"continuation", request_id, tokens).hex().encode()
 
 
 def token_mark(ids: Iterable[int]) -> bytes:

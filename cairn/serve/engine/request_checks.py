@@ -1,6 +1,6 @@
 """Whether a request can ever be served by this engine: each refusal has the numbers that say why."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cairn.core.errors import RequestError
 from cairn.serve.engine.pieces import check_pieces
@@ -107,13 +107,23 @@ def _check_context(prompt: int, params: SamplingParams, context: int) -> None:
 def _check_outputs(request: Request, limits: Limits) -> None:
     count = len(request.outputs)
     most = request.params.max_tokens or limits.context - len(request.prompt)
-    if count:
-        _check_vocabulary("the answer so far holds", request.outputs, limits.vocabulary)
-    if count and count >= most:
-        raise RequestError(
-            f"the answer so far has {count} tokens, and may have {most}",
-            hint="it is complete: there is nothing to continue",
-        )
+    check_outputs(request.outputs, most, limits.vocabulary)
+    if count and count == most:
+        raise _too_long(count, most)
+
+
+def check_outputs(outputs: Sequence[int], most: int, vocabulary: int) -> None:
+    """Can it be the answer so far, or all of it? Before anything reads its tokens."""
+    if len(outputs) > most:
+        raise _too_long(len(outputs), most)
+    _check_vocabulary("the answer so far holds", outputs, vocabulary)
+
+
+def _too_long(count: int, most: int) -> RequestError:
+    return RequestError(
+        f"the answer so far has {count} tokens, and may have {most}",
+        hint="it is complete: there is nothing to continue",
+    )
 
 
 def _check_vocabulary(where: str, tokens: Iterable[int], vocabulary: int) -> None:

@@ -3,6 +3,16 @@
 import live_server
 import pytest
 
+from cairn.serve.token_marks import ROUTER_SECRET
+
+
+@pytest.fixture(scope="session", autouse=True)
+def router_secret():
+    """Servers and routers of these tests belong to one fleet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ROUTER_SECRET, "known to the routers of the tests")
+        yield
+
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):

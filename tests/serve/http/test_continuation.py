@@ -8,11 +8,12 @@ import httpx
 import msgspec
 import pytest
 
+from cairn.core.shared_secret import Secret
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.router import Router
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.continuation import ProgressSend
-from cairn.serve.token_marks import PROGRESS, TOKENS, read_answer
+from cairn.serve.token_marks import PROGRESS, TOKENS, continuation_proof, read_answer
 
 CHAT = {
     "model": "tiny",
@@ -33,12 +34,18 @@ CASES = {
 }
 
 
+def continues(server, tail, id=b"moved"):
+    """Headers of a router that knows the server's secret."""
+    proof = continuation_proof(server.service.router_secret, id, tail)
+    return {"x-cairn-continue": str(len(tail)), "x-cairn-proof": proof.decode()}
+
+
 def stream(server, path, body, so_far=()):
     """(events without what differs by the moment, ids of each write)."""
     sent, headers = json.dumps(body).encode(), {"x-cairn-router": "1", "x-request-id": "moved"}
     if so_far:
         more = msgspec.msgpack.encode(list(so_far))
-        sent, headers["x-cairn-continue"] = sent + more, str(len(more))
+        sent, headers = sent + more, headers | continues(server, more)
     answer = server.http.post(path, content=sent, headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.text.endswith(":e\n\n")
@@ -107,7 +114,7 @@ def whole(server, path, body, so_far=()):
     sent, headers = json.dumps(body).encode(), {"x-cairn-router": "1", "x-request-id": "moved"}
     if so_far:
         more = msgspec.msgpack.encode(list(so_far))
-        sent, headers["x-cairn-continue"] = sent + more, str(len(more))
+        sent, headers = sent + more, headers | continues(server, more)
     answer = server.http.post(path, content=sent, headers=headers)
     assert answer.status_code == 200, answer.text
     raw, ids = answer.content, []
@@ -165,15 +172,44 @@ def test_an_error_behind_the_tokens_of_a_whole_answer_keeps_its_status():
         (TEXT | {"stream": False, "logprobs": 1}, msgspec.msgpack.encode([5]), None, "log-prob"),
         (TEXT, b"\xff", None, "no token ids"),
         (TEXT, msgspec.msgpack.encode([10**8]), None, "vocabulary"),
+        (TEXT, msgspec.msgpack.encode([-1]), None, "vocabulary"),
+        (TEXT, msgspec.msgpack.encode([2**63]), None, "vocabulary"),
+        (TEXT, msgspec.msgpack.encode([5] * 15), None, "may have 14"),
+        (TEXT, msgspec.msgpack.encode([5] * 1000), None, "at most 160 tokens"),
         (TEXT, b"", "99999", "x-cairn-continue"),
+        (TEXT, b"", "9" * 5000, "x-cairn-continue"),
     ],
 )
-def test_a_wrong_continuation_is_refused(server, body, tail, length, said):
-    headers = {"x-cairn-continue": length or str(len(tail))}
+def test_a_wrong_continuation_is_refused(server, monkeypatch, body, tail, length, said):
+    """Before anything makes a text of the tokens."""
+    monkeypatch.setattr("cairn.serve.answer.Answer.begin", None)
+    headers = {"x-request-id": "moved", **continues(server, tail)}
+    headers |= {"x-cairn-continue": length} if length else {}
     sent = json.dumps(body).encode() + tail
     answer = server.http.post("/v1/completions", content=sent, headers=headers)
     assert said in answer.text
-    assert answer.status_code == 400 or "error" in answer.text
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("case", ["no proof", "another secret", "another request", "other tokens"])
+def test_a_continuation_is_taken_from_the_routers_of_the_fleet_alone(server, monkeypatch, case):
+    monkeypatch.setattr("cairn.serve.answer.Answer.begin", None)
+    tail = msgspec.msgpack.encode([5, 6])
+    headers = continues(server, tail, b"moved" if case != "another request" else b"x")
+    if case == "no proof":
+        del headers["x-cairn-proof"]
+    elif case == "another secret":
+        proof = continuation_proof(Secret.fresh(), b"moved", tail)
+        headers["x-cairn-proof"] = proof.decode()
+    elif case == "other tokens":
+        tail = msgspec.msgpack.encode([5, 7])
+    answer = server.http.post(
+        "/v1/completions",
+        content=json.dumps(TEXT).encode() + tail,
+        headers={"x-request-id": "moved", **headers},
+    )
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "not_a_router"
 
 
 def test_a_router_knows_what_the_server_will_find(server, monkeypatch):

@@ -115,7 +115,9 @@ class Endpoint:
                 self._check_role()
                 check_kind(service, self.handle)
                 service.admission.check()  # a text that has no place need not be read
-            body, continued = split_body(scope, body)
+            body, continued = split_body(
+                scope, body, service.router_secret, service.serving.limits.context
+            )
             call = scope[CALL] = Call(scope, receive, send, holder, id)
             call.role = service.config.role
             call.continued, call.routed = continued, header(scope, ROUTED) is not None

@@ -4,23 +4,35 @@
     x-cairn-continue: N    the last N bytes of the body are token ids in MessagePack: the answer so far. A stream begins
                            behind them, a whole answer has them: text, stop strings, tool calls and grammar are as if
                            it had never moved
+    x-cairn-proof: ...     that whoever sends them knows CAIRN_ROUTER_SECRET; a server without that secret refuses
 
 Only a request with a single answer can be continued, and a whole one only without log-probabilities, which are not
 told. No clock, no socket.
 """
 
+import hmac
 from collections.abc import Sequence
 
 import msgspec
 from starlette.types import Message, Scope, Send
 
+from cairn.core.shared_secret import Secret
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
-from cairn.serve.token_marks import PROGRESS, answer_head, token_mark
+from cairn.serve.token_marks import (
+    PROGRESS,
+    ROUTER_SECRET,
+    answer_head,
+    continuation_proof,
+    token_mark,
+)
 
-ROUTED, CONTINUED = b"x-cairn-router", b"x-cairn-continue"
+ROUTED, CONTINUED, PROOF = b"x-cairn-router", b"x-cairn-continue", b"x-cairn-proof"
+BYTES_PER_ID = (
+    5  # the most that MessagePack takes for one of 32 bits; the list itself takes no more
+)
 TOLD_EVERY_S = 0.5  # the tokens of a whole answer
 _NOT_TOLD = (b"content-length", b"x-request-id")  # headers that the router writes itself
 _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
@@ -30,20 +42,34 @@ def header(scope: Scope, header_name: bytes) -> bytes | None:
     return next((value for name, value in scope["headers"] if name == header_name), None)
 
 
-def split_body(scope: Scope, body: bytes) -> tuple[bytes, list[int]]:
-    """The client's body, and the token ids that a router has put behind it."""
+def split_body(
+    scope: Scope, body: bytes, secret: Secret | None, context: int
+) -> tuple[bytes, list[int]]:
+    """The client's body, and the token ids that a router has put behind it: proved before they are read."""
     length = header(scope, CONTINUED)
     if length is None:
         return body, []
-    count = int(length) if length.isdigit() else 0
+    count = int(length) if length.isdigit() and len(length) < 16 else 0
     if not 0 < count <= len(body):
         message = f"x-cairn-continue is {length[:20]!r}; the body has {len(body)} bytes"
         raise Refusal(400, message, code="bad_continuation")
+    if count > BYTES_PER_ID * (context + 1):
+        message = f"x-cairn-continue is {count} bytes; an answer has at most {context} tokens"
+        raise Refusal(400, message, code="bad_continuation")
+    if secret is None or not _is_proved(scope, body[-count:], secret):
+        has = "another" if secret is not None else "no"
+        message = f"x-cairn-continue is for routers, and this server has {has} {ROUTER_SECRET}"
+        raise Refusal(403, message, code="not_a_router")
     try:
         return body[:-count], _decode_ids(body[-count:])
     except msgspec.MsgspecError as error:
         message = f"the last {count} bytes of the body are no token ids: {error}"
         raise Refusal(400, message, code="bad_continuation") from None
+
+
+def _is_proved(scope: Scope, tokens: bytes, secret: Secret) -> bool:
+    expected = continuation_proof(secret, header(scope, b"x-request-id") or b"", tokens)
+    return hmac.compare_digest(header(scope, PROOF) or b"", expected)
 
 
 def ends_already(job: Job) -> bool:

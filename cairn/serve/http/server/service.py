@@ -7,6 +7,7 @@ A request on its way is an `Exchange`, which this file does not know. Belongs to
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from cairn.core.errors import CairnError
 from cairn.core.metrics import Metrics
+from cairn.core.shared_secret import secret_from
 from cairn.hw.energy import open_energy
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.adapter_folder import AdapterFolder, read_module
@@ -45,6 +47,7 @@ from cairn.serve.http.server.response_store import ResponseStore
 from cairn.serve.http.server.settings import ServerConfig
 from cairn.serve.http.server.vllm_metrics import vllm_text
 from cairn.serve.serving import ModelNotServed, ServedModel, Serving
+from cairn.serve.token_marks import ROUTER_SECRET
 
 log = logging.getLogger("cairn")
 TICK_S = 1.0
@@ -85,6 +88,7 @@ class Service:
         # What is served beside the model, and who follows it.
         self.adapters = self._load_adapters()
         self.batches: BatchRunner | None = None  # where there is a folder for them
+        self.router_secret = secret_from(os.environ, ROUTER_SECRET)
         self.pulse = self._open_pulse()
         self.prefill_urls = tuple(config.prefill_urls)  # servers that may be asked for prompts
         # Requests on their way, and what holds them up.
