@@ -15,9 +15,7 @@ import torch.distributed as dist
 
 from cairn.core.errors import DataError
 from cairn.train.checkpoint import folder as folders
-
-VISIBLE_S = 30.0  # for a network file system to show every rank what one rank has written
-POLL_S = 0.5
+from cairn.train.checkpoint.folder import POLL_S, VISIBLE_S
 
 
 def choose_newest(

@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ ABOUT = "about.json"
 PREFIX = "step-"
 METADATA = ".metadata"  # torch's: which tensor lies in which file
 PASSED_OVER = "passed-over"
+KEPT_ASIDE = 1  # of the checkpoints that were passed over, for a person to look at
+VISIBLE_S = 30.0  # for a network file system to show every rank what one rank has written
+POLL_S = 0.5
 CHUNK = 64 << 20
 SHARD = re.compile(rb"__\d+_\d+\.distcp")  # a file of tensors, by the number of its writer
 
@@ -68,13 +72,18 @@ def files_of(folder: Path, rank: int = 0) -> dict[str, File]:
     }
 
 
-def mark_complete(folder: Path, step: int, files: dict[str, File] | None = None) -> None:
+def mark_complete(
+    folder: Path, step: int, files: dict[str, File] | None = None, visible_s: float = VISIBLE_S
+) -> None:
     """The last thing that is written. The files' own writer has synced them to the disk.
 
-    `files`: those of all ranks; None where one process has written all of them.
+    `files`: those of all ranks, which have to be visible here within `visible_s`; None where this process has written
+    all of them.
     """
     marker = Marker(step, files_of(folder) if files is None else files)
-    missing = _missing(folder, marker)
+    deadline = time.monotonic() + (0.0 if files is None else visible_s)
+    while (missing := _missing(folder, marker)) is not None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     if missing is not None:
         raise DataError(
             f"{folder} is not a whole checkpoint: {missing}",
@@ -140,10 +149,11 @@ def read_marker(folder: Path) -> Marker:
 
 def _missing(folder: Path, marker: Marker) -> str | None:
     for name, expected in marker.files.items():
-        path = folder / name
-        if not path.is_file():
+        try:
+            size = (folder / name).stat().st_size
+        except FileNotFoundError:
             return f"{name} is missing"
-        if (size := path.stat().st_size) != expected.size:
+        if size != expected.size:
             return f"{name} has {size:,} bytes, {expected.size:,} were written"
     for name in _shards(folder):
         if name not in marker.files:
@@ -187,8 +197,8 @@ def remove(folder: Path) -> None:
 def set_aside(root: Path, after: int) -> list[Path]:
     """Checkpoints of later steps than a run has come to: it has passed over them, so they are not to be trusted.
 
-    They stay on disk under another name. Under their own one they would count as the newest: good ones would be removed
-    for them, and a good copy in memory would be taken for an old one.
+    They get another name, and the newest of them stays (`keep_newest`). Under their own one they would count as the
+    newest: good ones would be removed for them, and a good copy in memory would be taken for an old one.
     """
     moved = []
     for step in complete_steps(root):
@@ -201,12 +211,14 @@ def set_aside(root: Path, after: int) -> list[Path]:
 
 
 def keep_newest(root: Path, count: int) -> list[int]:
-    """Removes all but the newest `count` complete ones, and unfinished ones older than those."""
+    """Removes all but the newest `count` complete ones, unfinished ones older than those, and old ones passed over."""
     whole = [step for step in complete_steps(root) if lacks(folder_of(root, step)) is None]
     kept = set(whole[-count:])
     gone = [step for step in steps(root) if step not in kept and step < max(kept, default=0)]
     for step in gone:
         remove(folder_of(root, step))
+    for folder in sorted(root.glob(f"{PREFIX}*.{PASSED_OVER}"))[:-KEPT_ASIDE]:
+        remove(folder)
     return gone
 
 

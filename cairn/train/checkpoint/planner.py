@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -19,11 +19,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     SavePlan,
+    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from cairn.core.errors import DataError
 from cairn.train.checkpoint.piece import Piece
@@ -43,6 +46,18 @@ class SavePieces(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         return self.pieces[index.fqn].tensor
+
+
+class ShardWriter(FileSystemWriter):
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Raises what the operating system has said, where torch's own error, `unexpected pos 704 vs 598`, hides it."""
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:  # noqa: BLE001  raised again
+            hidden: BaseException | None = error
+            while hidden is not None and not isinstance(hidden, OSError):
+                hidden = hidden.__cause__ or hidden.__context__
+            raise hidden or error from None
 
 
 class LoadPieces(DefaultLoadPlanner):

@@ -9,9 +9,7 @@ it worked, so a write that fails on one rank (disk full) fails the save on all o
 older checkpoints stay, `problem` reports it once, and the run goes on. Knows nothing about what the state means.
 """
 
-import contextlib
 import errno
-import shutil
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +87,9 @@ class Saver:
             return None
         full = isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"{type(failure).__name__}: {failure}"
-        kept = "older checkpoints are still there; go on from them with the same --out"
+        kept = "no checkpoint is there yet to go on from"
+        if folders.complete_steps(self.root):
+            kept = "older checkpoints are still there; go on from them with the same --out"
         return NotSaved(
             f"a checkpoint in {self.root} was not written: {what}",
             hint=f"make room: {kept}" if full else kept,
@@ -105,8 +105,9 @@ class Saver:
                 files = {name: file for part in parts for name, file in part.items()}
                 self._agreed(lambda: self._commit(folder, step, files))
         except BaseException as error:  # noqa: BLE001  `problem` reports it on the training thread
-            self.failure = _full(folder, staged) or _cause(error)
-            if self.rank == 0:
+            self.failure = error
+            # One that is complete may be the only one by now, though another rank died in the last exchange.
+            if self.rank == 0 and not (folder / folders.COMPLETE).exists():
                 folders.remove(folder)
 
     def _begin(self, folder: Path, about: bytes) -> None:
@@ -125,7 +126,7 @@ class Saver:
         """The results of all ranks; an error on all ranks if the work has failed on one of them."""
         if self.group is None:
             return [work()]
-        failure: BaseException | None = None
+        failure: Exception | None = None
         result: Result | None = None
         try:
             result = work()
@@ -137,7 +138,8 @@ class Saver:
         for rank, (other, _) in enumerate(ends):
             if other is not None:
                 number, words = other
-                raise OSError(number, f"on rank {rank}: {words}")
+                words = f"on rank {rank}: {words}"
+                raise RuntimeError(words) if number is None else OSError(number, words)
         return [result for _, result in ends]
 
     def _own(self, pieces: Mapping[str, Piece]) -> Mapping[str, Piece]:
@@ -186,18 +188,21 @@ def owners(held: Sequence[Sequence[tuple[Key, int]]]) -> dict[Key, int]:
 def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -> None:
     import torch.distributed.checkpoint as dcp  # a second, which only those who save spend
 
-    from cairn.train.checkpoint.planner import SavePieces
+    from cairn.train.checkpoint.planner import SavePieces, ShardWriter
 
     tensors = {name: piece.tensor for name, piece in pieces.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about its own deprecated parts
-        dcp.save(
-            tensors,
-            storage_writer=dcp.FileSystemWriter(folder),
-            planner=SavePieces(pieces),
-            process_group=group,
-            no_dist=group is None,
-        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about its own deprecated parts
+            dcp.save(
+                tensors,
+                storage_writer=ShardWriter(folder),
+                planner=SavePieces(pieces),
+                process_group=group,
+                no_dist=group is None,
+            )
+    except dcp.api.CheckpointException as error:
+        raise _cause(error) from None
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
@@ -205,29 +210,14 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
-def _portable(failure: BaseException | None) -> tuple[int, str] | None:
+def _portable(failure: Exception | None) -> tuple[int | None, str] | None:
     """An error as numbers and text: its own type may not survive the way to another process."""
     if failure is None:
         return None
-    cause = _cause(failure)
-    number = cause.errno if isinstance(cause, OSError) and cause.errno else errno.EIO
-    return number, f"{type(cause).__name__}: {cause}"
+    return getattr(failure, "errno", None), f"{type(failure).__name__}: {failure}"
 
 
-def _full(folder: Path, staged: Mapping[str, Piece]) -> OSError | None:
-    """torch's writer hides a full disk behind an error of its own; the free space shows it."""
-    size = sum(piece.tensor.nbytes for piece in staged.values())
-    with contextlib.suppress(OSError):
-        if shutil.disk_usage(folder).free < size:
-            return OSError(errno.ENOSPC, "no space left", str(folder))
-    return None
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What torch has wrapped: the first error of the operating system in it."""
-    # Of a CheckpointException: rank -> (error, traceback)
-    failures = getattr(error, "failures", None)
-    for failure, *_ in (failures or {}).values():
-        if isinstance(failure, BaseException):
-            return _cause(failure)
-    return error
+def _cause(error: Any) -> BaseException:
+    """What torch has wrapped: of all ranks' errors the first one of the operating system, else the first one."""
+    causes = [failure for failure, *_ in error.failures.values()]
+    return next((cause for cause in causes if isinstance(cause, OSError)), causes[0])

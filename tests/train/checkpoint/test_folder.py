@@ -112,6 +112,44 @@ def test_a_damaged_one_that_was_passed_over_does_not_outlive_the_good_ones(tmp_p
     assert (tmp_path / "step-00000040.passed-over" / "data").read_bytes() == b"something else"
 
 
+def test_what_was_passed_over_is_bounded(tmp_path):
+    """A run that goes back past a checkpoint again and again keeps the newest of those."""
+    make(tmp_path, 1)
+    for step in (10, 30, 20):
+        make(tmp_path, step)
+        folders.set_aside(tmp_path, 1)
+        folders.keep_newest(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000001",
+        "step-00000030.passed-over",
+    ]
+
+
+def test_files_of_other_ranks_may_take_a_while_to_be_seen(tmp_path, monkeypatch):
+    """As on a network file system: first a name is missing, then its size is an old one."""
+    folder = make(tmp_path, 5, complete=False)
+    files = folders.files_of(folder)
+    (folder / "data").rename(tmp_path / "hidden")
+    missing, reasons = folders._missing, []
+
+    def shown_later(folder, marker):
+        reasons.append(missing(folder, marker))
+        if len(reasons) == 1:
+            (folder / "data").write_bytes(b"wei")
+        elif len(reasons) == 2:
+            (tmp_path / "hidden").rename(folder / "data")
+        return reasons[-1]
+
+    monkeypatch.setattr(folders, "_missing", shown_later)
+    monkeypatch.setattr(folders, "POLL_S", 0.001)
+    folders.mark_complete(folder, 5, files)
+    assert reasons == ["data is missing", "data has 3 bytes, 700 were written", None]
+    assert folders.complaint(folder) is None
+    files["other"] = files["data"]
+    with pytest.raises(DataError, match="other is missing"):
+        folders.mark_complete(folder, 5, files, visible_s=0.01)
+
+
 @given(st.sets(st.integers(1, 60), max_size=8), st.sets(st.integers(1, 60)), st.integers(1, 4))
 def test_keeping_the_newest_never_loses_a_newer_one(tmp_path_factory, steps, unfinished, count):
     root = tmp_path_factory.mktemp("run")

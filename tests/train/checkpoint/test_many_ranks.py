@@ -36,13 +36,17 @@ def full(*args, **named):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def unexpected(*args, **named):
+    raise ValueError("something else")
+
+
 @contextlib.contextmanager
-def failing(where, rank):
-    """No space on one rank: for what rank 0 writes beside the tensors, or for a rank's own tensors."""
+def failing(where, rank, error=full):
+    """An error on one rank: in what rank 0 writes beside the tensors, or in a rank's own tensors."""
     home, name = {"about": (Saver, "_begin"), "shard": (FileSystemWriter, "write_data")}[where]
     before = getattr(home, name)
     if dist.get_rank() == rank:
-        setattr(home, name, full)
+        setattr(home, name, error)
     try:
         yield
     finally:
@@ -73,6 +77,49 @@ def test_a_write_that_fails_on_one_rank_fails_that_save_alone(tmp_path, where, w
         whole = {"w": Piece(torch.empty(2 * ROWS, 8), (2 * ROWS, 8), (0, 0))}
         load_pieces(folder, whole)
         assert whole["w"].tensor[:, 0].unique().tolist() == [100.0 * step, 100.0 * step + 1]
+
+
+def saves_with_another_error(rank, world, root, where):
+    saver = Saver(root, keep=2, in_background=True)
+    with failing(where, 1 if where == "shard" else 0, unexpected):
+        saver.save(1, pieces_at(rank, world, 1), {})
+        saver.wait()
+    problem = saver.problem()
+    return problem.message, problem.hint
+
+
+@pytest.mark.parametrize("where", ["about", "shard"])
+def test_an_error_of_one_rank_is_told_by_all_as_it_is(tmp_path, where):
+    for message, hint in run_ranks(2, saves_with_another_error, tmp_path, where):
+        assert "ValueError: something else" in message
+        assert "disk" not in message
+        assert "Errno" not in message
+        assert hint == "no checkpoint is there yet to go on from"
+
+
+def saves_where_one_rank_has_no_room(rank, world, root):
+    saver, problems = Saver(root, keep=2, in_background=True), []
+    for step in (1, 2):
+        begin = saver._begin
+
+        def link_first(folder, about, begin=begin):
+            begin(folder, about)
+            if rank == 0:
+                (folder / "__1_0.distcp").symlink_to("/dev/full")
+
+        saver._begin = link_first if step == 2 else begin
+        saver.save(step, pieces_at(rank, world, step), {})
+        saver.wait()
+        problems.append(saver.problem())
+    return [problem and (problem.message, problem.hint) for problem in problems]
+
+
+def test_every_rank_learns_that_the_disk_of_another_one_is_full(tmp_path):
+    """torch's writer says something else, and its error loses the one that it hides on the way to other ranks."""
+    for first, (message, hint) in run_ranks(2, saves_where_one_rank_has_no_room, tmp_path):
+        assert first is None
+        assert message.endswith("the disk is full")
+        assert hint.startswith("make room: older checkpoints are still there")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from types import SimpleNamespace
@@ -186,18 +187,48 @@ def test_a_run_that_is_stopped_after_a_failed_save_tries_again_and_says_so(tmp_p
         one.run()
 
 
-def test_a_full_disk_is_told_whatever_torch_calls_it(tmp_path, monkeypatch):
+def test_a_full_disk_is_told_whatever_torch_calls_it(tmp_path):
     """torch's writer ends with `unexpected pos 704 vs 598` there."""
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_pieces(tmp_path, {"w": whole(torch.zeros(9999))})
+    assert caught.value.errno == errno.ENOSPC
 
-    def full(folder, pieces, group=None):
+
+@pytest.mark.parametrize("older", [False, True])
+def test_an_error_is_told_as_it_is_however_little_room_there_is(tmp_path, monkeypatch, older):
+    """Only the operating system knows whether a disk is full; older checkpoints are mentioned if there are some."""
+
+    def broken(folder, pieces, group=None):
         raise RuntimeError("unexpected pos 704 vs 598")
 
+    if older:
+        loop(recipe(tmp_path, steps=2)).run()
     one = loop(recipe(tmp_path, steps=3))
-    monkeypatch.setattr(saving, "write_pieces", full)
-    usage = saving.shutil._ntuple_diskusage(10, 9, 1)
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(NotSaved, match="the disk is full"):
+    monkeypatch.setattr(saving, "write_pieces", broken)
+    nearly_full = shutil._ntuple_diskusage(10, 9, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: nearly_full)
+    with pytest.raises(NotSaved, match="RuntimeError: unexpected pos 704 vs 598") as caught:
         one.run()
+    assert ("older checkpoints are still there" in caught.value.hint) == older
+    assert ("no checkpoint is there yet" in caught.value.hint) != older
+
+
+def test_a_complete_checkpoint_outlives_an_error_after_it(tmp_path, monkeypatch):
+    """The older ones are gone by then: removed as well, it would leave a run with none."""
+    loop(recipe(tmp_path, steps=2)).run()
+    one = loop(recipe(tmp_path, steps=4, checkpoint=Checkpoint(every=0, keep=1, export=False)))
+    keep_newest = folders.keep_newest
+
+    def lost(root, count):
+        keep_newest(root, count)
+        raise ConnectionError("closed by peer")
+
+    monkeypatch.setattr(folders, "keep_newest", lost)
+    with pytest.raises(NotSaved, match="closed by peer"):
+        one.run()
+    assert folders.complete_steps(one.root) == [4]
+    assert folders.complaint(folders.folder_of(one.root, 4)) is None
 
 
 class Full:
@@ -226,8 +257,6 @@ def test_a_log_that_cannot_be_written_does_not_end_a_run(tmp_path, monkeypatch):
 
 
 def test_no_room_is_found_before_the_first_step(tmp_path, monkeypatch):
-    import shutil
-
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
     with pytest.raises(ConfigError, match="a checkpoint needs"):
         loop(recipe(tmp_path))
