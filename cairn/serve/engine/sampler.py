@@ -5,11 +5,12 @@
 
 A draw is a function of the request's seed, the position and the logits alone, so the same request gets the same tokens
 in any batch. Log-probabilities are those of the raw logits. Rows are set when a request gets one; all tensors are made
-once, because graphs keep their addresses, but for the counts of penalties, which are made when first asked for.
+once, because graphs keep their addresses, but for the counts of penalties, which are made when first asked for, and
+what single rows ask for (`Special`), which is made when they are set: a step only adds it up.
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,21 @@ class Mirror(NamedTuple):
     presence_N: np.ndarray
     frequency_N: np.ndarray
     top_k_N: np.ndarray
+
+
+class Changes(NamedTuple):
+    """Of one row's logits, on the device."""
+
+    token_C: Tensor
+    added_C: Tensor
+
+
+class Special(NamedTuple):
+    """What the request of a row asks for beside the common parameters."""
+
+    bias: Changes | None
+    not_yet: Changes | None  # what would end an answer that is short of min_tokens
+    not_yet_W: np.ndarray | None  # the same as a mask of all other tokens, where a grammar has one
 
 
 class Draw(NamedTuple):
@@ -108,6 +124,7 @@ class Sampler:
         self._on_device = torch.zeros(ROW_BYTES * rows, dtype=torch.uint8, device=device)
         self.parameters = _parameters(self._on_device, rows)
         self._penalties: Penalties | None = None
+        self._special: dict[int, Special] = {}  # by row
 
     def admit(self, request: Request) -> None:
         """The request has got a row: its parameters are in place before its first sample."""
@@ -124,6 +141,21 @@ class Sampler:
         mirror.frequency_N[row] = params.frequency_penalty
         if is_penalised(params):
             self._start_counts(request)
+        self._special.pop(row, None)
+        if params.logit_bias or request.min_tokens:
+            self._special[row] = self._special_of(request)
+
+    def _special_of(self, request: Request) -> Special:
+        biases, ends = request.params.logit_bias or {}, request.eos_ids | request.stop_ids
+        bias = self._changes(biases, [*biases.values()]) if biases else None
+        if not request.min_tokens or not ends:
+            return Special(bias, None, None)
+        if request.constraint is not None:
+            return Special(bias, None, ~_bits([*ends], self.vocabulary))
+        return Special(bias, self._changes(ends, [-torch.inf] * len(ends)), None)
+
+    def _changes(self, tokens: Collection[int], added: Sequence[float]) -> Changes:
+        return Changes(self._sent([*tokens], torch.int64), self._sent(added, torch.float32))
 
     def flush(self) -> None:
         """Send the parameters of new rows, if there are any."""
@@ -228,33 +260,44 @@ class Sampler:
         shape, pinned = (len(draws), words(self.vocabulary)), self.device.type == "cuda"
         allowed_SW = torch.full(shape, -1, dtype=torch.int32, pin_memory=pinned)
         rows = allowed_SW.numpy()
-        for s, (request, _, mask_W) in enumerate(draws):
-            if mask_W is not None:
-                ends = request.eos_ids | request.stop_ids
-                rows[s] = _without(mask_W, ends) if draws[s].is_short else mask_W
+        for s, draw in enumerate(draws):
+            if (mask_W := draw.mask_W) is None:
+                continue
+            special = self._special.get(draw.request.row)
+            if draw.is_short and special is not None and special.not_yet_W is not None:
+                fewer_W = mask_W & special.not_yet_W
+                mask_W = fewer_W if fewer_W.any() else mask_W  # where they are all that it allows
+            rows[s] = mask_W
         return allowed_SW.to(self.device, non_blocking=True)
 
     def _biased(self, logits_SV: Tensor, draws: "Sequence[Draw]") -> Tensor:
         """Logit bias added in float32, and what must not end a short answer yet ruled out; or the logits."""
-        at: list[int] = []
-        tokens: list[int] = []
-        changes: list[float] = []
-        for s, draw in enumerate(draws):
-            request = draw.request
-            bias = dict(request.params.logit_bias or {})
-            if draw.is_short and request.constraint is None:  # else the mask says so
-                bias |= dict.fromkeys(request.eos_ids | request.stop_ids, -torch.inf)
-            at += [s] * len(bias)
-            tokens += bias.keys()
-            changes += bias.values()
-        if not at:
+        own = [self._special.get(draw.request.row) for draw in draws]
+        biases = [(s, one.bias) for s, one in enumerate(own) if one and one.bias]
+        not_yet = [
+            (s, one.not_yet)
+            for s, one in enumerate(own)
+            if one and one.not_yet and draws[s].is_short
+        ]
+        if not biases and not not_yet:
             return logits_SV
         # A copy: log-probabilities need them as they were.
         scores_SV = logits_SV.to(torch.float32, copy=True)
-        index = (self._sent(at, torch.int64), self._sent(tokens, torch.int64))
-        # Not index_put_ with accumulate, which asks the device for the range of the indices; no pair stands twice.
-        scores_SV[index] += self._sent(changes, torch.float32)
+        for changes in (biases, not_yet):
+            self._change(scores_SV, changes)
         return scores_SV
+
+    def _change(self, scores_SV: Tensor, changes: Sequence[tuple[int, Changes]]) -> None:
+        """Each of a row of its own."""
+        if not changes:
+            return
+        counts = [len(one.token_C) for _, one in changes]
+        row_C = self._sent([s for s, _ in changes], torch.int64).repeat_interleave(
+            self._sent(counts, torch.int64), output_size=sum(counts)
+        )
+        token_C = torch.cat([one.token_C for _, one in changes])
+        # Not index_put_ with accumulate, which asks the device for the range of the indices; no pair stands twice.
+        scores_SV[row_C, token_C] += torch.cat([one.added_C for _, one in changes])
 
     def _sent(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         """A tensor on the device. From pinned memory: another copy would wait until the device is idle."""
@@ -277,15 +320,6 @@ class Sampler:
             count(tables, outputs, torch.full_like(outputs, row))
         if tables.prompt_NW is not None:
             tables.prompt_NW[row] = self._sent(_bits(request.prompt, self.vocabulary), torch.int32)
-
-
-def _without(words_W: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
-    """A grammar's mask less some tokens; where they are all that it allows, the mask as it is."""
-    fewer_W = words_W.copy()
-    bits = fewer_W.view(np.uint32)
-    for token in tokens:
-        bits[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
-    return fewer_W if fewer_W.any() else words_W
 
 
 def _drawn_last(request: Request) -> int:

@@ -7,6 +7,7 @@ string. It knows no model: what depends on the vocabulary or the context is `che
     SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop="\\n\\n")
 """
 
+from collections.abc import Sized
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,8 @@ from cairn.core.errors import RequestError, did_you_mean
 MOST_SEQUENCES = 1024  # n
 MOST_LOGPROBS = 20  # per token; the figure that OpenAI's interface and vLLM's default agree on
 MOST_STOPS = 128  # strings
+MOST_STOP_TOKENS = 1024
+MOST_BIASES = 4096  # they are added to the logits in each step, in which other requests wait
 MOST_TOKENS = 2**31 - 1
 SMALLEST_SEED, LARGEST_SEED = -(2**63), 2**63 - 1
 POOLINGS = (None, "mean", "last", "cls", "max")
@@ -155,12 +158,12 @@ def _check_lengths(params: SamplingParams) -> None:
 
 def _check_stops(params: SamplingParams) -> None:
     _require(isinstance(params.stop, list | tuple), "stop", params.stop, "a string or a list")
-    if len(params.stop) > MOST_STOPS:  # each is looked for in the text of each token
-        raise RequestError(f"stop has {len(params.stop)} entries", hint=f"it can have {MOST_STOPS}")
+    check_count("stop", params.stop, MOST_STOPS)  # each is looked for in the text of each token
     for text in params.stop:
         _require(isinstance(text, str) and text != "", "stop", text, "a string that is not empty")
     ids = params.stop_token_ids
     _require(isinstance(ids, list | tuple), "stop_token_ids", ids, "a list of token ids")
+    check_count("stop_token_ids", ids, MOST_STOP_TOKENS)
     for token in ids:
         _whole("a token of stop_token_ids", token, 0, MOST_TOKENS)
 
@@ -169,9 +172,16 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
     if bias is None:
         return
     _require(isinstance(bias, dict), "logit_bias", bias, "a map from token id to bias")
+    check_count("logit_bias", bias, MOST_BIASES)
     for token, value in bias.items():
         _whole("a token of logit_bias", token, 0, MOST_TOKENS)
         _real(f"logit_bias of token {token}", value, BIAS)
+
+
+def check_count(name: str, entries: Sized, most: int) -> None:
+    """Before any entry is looked at."""
+    if len(entries) > most:
+        raise RequestError(f"{name} has {len(entries)} entries", hint=f"it can have {most}")
 
 
 def _real(name: str, value: object, allowed: Meta) -> None:

@@ -15,6 +15,7 @@ from cairn.serve.engine.sampling_params import (
     BIAS,
     INSTEAD,
     LARGEST_SEED,
+    MOST_BIASES,
     MOST_LOGPROBS,
     MOST_TOKENS,
     PENALTY,
@@ -22,6 +23,7 @@ from cairn.serve.engine.sampling_params import (
     SHARE,
     SHARE_ABOVE_0,
     SMALLEST_SEED,
+    check_count,
 )
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.request_defaults import with_defaults
@@ -123,6 +125,7 @@ def _check_known(body: SamplingFields) -> None:
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
+    check_count("logit_bias", biases, MOST_BIASES)
     by_token = {}
     for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
