@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import cairn.comm.backend
+import cairn.labs.torch_backend
 from cairn.bench.record import add_arguments, record
-from cairn.comm.backend import Options
 from cairn.comm.bench_ranks import run_ranks
 from cairn.comm.bench_rig import Rig, Shape, why_not
+from cairn.labs.torch_backend import Options
 
 KIB, MIB = 1 << 10, 1 << 20
 ONE_HOST = [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
@@ -224,5 +224,5 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    assert cairn.comm.backend.NAME == "cairn"
+    assert cairn.labs.torch_backend.NAME == "cairn"
     main()

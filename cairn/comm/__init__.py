@@ -1,4 +1,4 @@
-"""How ranks exchange bytes: schedules that are proved, what they cost, and what NCCL would do.
+"""Communication between ranks: proven collective schedules, their cost, a model of NCCL, and transfers.
 
 The pure parts (`schedule`, `cost`, `nccl_model`, `nccl_tuner`, `published`, `simulate`, and the readers and rules of
 `doctor`) never reach torch.

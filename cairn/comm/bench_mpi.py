@@ -96,7 +96,7 @@ def _follow(
 
 
 class Calls:
-    """What torch.distributed does, by MPI. Groups are not looked at: it is all ranks."""
+    """The functions of torch.distributed on MPI. Groups are ignored: every call is over all ranks."""
 
     def __init__(self) -> None:
         from mpi4py import MPI  # pyrefly: ignore
@@ -177,5 +177,5 @@ def _whole(parts: "list[torch.Tensor] | None") -> Any:
 
 @functools.cache
 def calls() -> Calls:
-    """Of this rank; MPI is initialised once."""
+    """The MPI functions of this rank. MPI is initialised once."""
     return Calls()

@@ -1,4 +1,4 @@
-"""One rank of `cairn comm bench` under mpiexec. A program.
+"""Entry point of a rank of `cairn comm bench` under mpiexec.
 
 mpiexec -n RANKS python -m cairn.comm.bench_mpi_rank SPECS ROWS        started by `bench_mpi`
 """
@@ -14,7 +14,7 @@ from cairn.comm.bench_sweep import measure
 
 
 def main(given: Path, rows: Path) -> None:
-    """One rank, under mpiexec."""
+    """Measure on this rank; rank 0 writes the rows."""
     from mpi4py import MPI  # pyrefly: ignore
 
     def tell(size: object) -> None:

@@ -1,4 +1,4 @@
-"""Every operation that `cairn comm bench` measures: what a rank sends, where it arrives, and what must be there.
+"""Operations that `cairn comm bench` measures, with the inputs and the expected result of each rank.
 
     place = Place(rank, world, count, ...)          one rank, one size
     form = FORMS["all_gather"](place)               its call, its tensors, its right answer
@@ -42,7 +42,7 @@ REDUCTIONS = {
 
 
 class Form(NamedTuple):
-    """What one rank calls, and what it must end with."""
+    """The call of one rank and its expected result."""
 
     call: Callable[[], None]
     reset: Callable[[], object]  # before a call whose result is looked at
@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
 
 class Place:
-    """One rank of a group, with a vector of `count` elements and one for the result."""
+    """A rank of a group with its input vector of `count` elements and its result vector."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Place:
         return getattr(self.calls, new, None) or getattr(self.calls, old)
 
     def values(self, rank: int) -> torch.Tensor:
-        """What a rank brings: 1, 2, 3 in turn, beginning differently on each; 1 and 2 where they are multiplied."""
+        """The input of a rank: 1, 2, 3 repeated with an offset for each rank; 1 and 2 for products."""
         most = 2 if self.reduction == "prod" else 3  # powers of two are exact in every type
         return ((torch.arange(self.count) + rank) % most + 1).to(self.dtype)
 
@@ -175,7 +175,7 @@ def alltoall(at: Place) -> Form:
 
 
 def sendrecv(at: Place) -> Form:
-    """Around a ring."""
+    """Each rank sends to the next and receives from the previous one."""
     after, before = (at.rank + 1) % at.world, (at.rank - 1) % at.world
 
     def call() -> None:

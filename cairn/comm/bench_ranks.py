@@ -23,7 +23,7 @@ Enter = Callable[[int], None]  # called by each rank first: goes to the rank's h
 
 
 class RankFailed(CairnError):
-    """What a rank raised, or how it died."""
+    """A rank raised an exception or its process died."""
 
 
 def run_ranks(

@@ -1,4 +1,4 @@
-"""What was measured, as nccl-tests writes it: its table, its JSON, and a page with plots.
+"""Reports in the formats of nccl-tests: its table, its JSON, and a page with plots.
 
     #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
             1024           256     float     sum      -1    61.20    0.02    0.02      0    58.11    0.02    0.02      0
@@ -130,7 +130,7 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
 
 
 def _namer(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """What a row is called: by its backend, and by its type and reduction where there are several."""
+    """Label a row by its backend, and by type and reduction if there are several."""
     several = len({(row.type, row.reduction) for row in rows}) > 1
     return lambda row: f"{row.backend} {row.type} {row.reduction}" if several else row.backend
 
@@ -206,7 +206,7 @@ def wrong_of(rows: Sequence[Row]) -> int:
 
 
 def average(spec: Spec, rows: Sequence[Row], ranks: int) -> float:
-    """Of the bus bandwidth over all sizes and both forms."""
+    """Mean bus bandwidth over all sizes, in place and out of place."""
     bandwidth = [
         bandwidths(spec, row, timing, ranks)[1]
         for row in rows

@@ -105,7 +105,7 @@ class Rig:
 
 
 def why_no_delay() -> str | None:
-    """What keeps packets from taking longer; None when nothing does. Only where `why_not` says None."""
+    """Why packets cannot be delayed here, or None if they can. Requires that `why_not` returned None."""
     holder = _hold()
     try:
         _run(holder.pid, "ip link add a0 type veth peer name a1")
@@ -118,7 +118,7 @@ def why_no_delay() -> str | None:
 
 
 def why_not() -> str | None:
-    """What keeps this process from building a rig; None when nothing does."""
+    """Why this process cannot create network namespaces, or None if it can."""
     if not sys.platform.startswith("linux"):
         return f"they are of Linux, this is {sys.platform}"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -157,7 +157,7 @@ def _end(holder: subprocess.Popen[bytes]) -> None:
 
 
 def _run(pid: int | None, command: str) -> None:
-    """In the namespace of that process, or in our own."""
+    """Run a command in the network namespace of a process, or in the own one."""
     inside = [] if pid is None else ["nsenter", "-t", str(pid), "-n"]
     done = subprocess.run([*inside, *command.split()], capture_output=True, text=True, check=False)
     if done.returncode != 0:

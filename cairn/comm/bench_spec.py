@@ -1,4 +1,4 @@
-"""What `cairn comm bench` measures, and what comes out: types only, so that every part of it can share them."""
+"""Types of `cairn comm bench`: the specification of a measurement and its rows."""
 
 from typing import Literal
 

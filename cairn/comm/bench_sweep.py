@@ -17,6 +17,7 @@ import torch.distributed as dist
 from cairn.comm import bench_mpi
 from cairn.comm.bench_operations import FORMS, NEVER_IN_PLACE, SHARED, TYPES, Form, Operation, Place
 from cairn.comm.bench_spec import Row, Spec, Timing
+from cairn.comm.doctor.ranks import import_backend
 
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 ROUNDS = 4  # in which the backends take turns at each size
@@ -30,7 +31,7 @@ def bus_factor(operation: Operation, ranks: int) -> float:
 
 
 def elements(spec: Spec, size: int, ranks: int) -> int:
-    """Of the whole vector, a multiple of the ranks where they share it; one for each at least."""
+    """Elements of the whole vector: a multiple of the ranks if they share it, at least one for each."""
     count = max(size // TYPES[spec.type].itemsize, 1)
     return max(count // ranks, 1) * ranks if spec.operation in SHARED else count
 
@@ -48,7 +49,7 @@ def missing(name: str, ranks: int) -> str | None:
 
 
 def measure(rank: int, world: int, tell: Callable[[object], None], specs: list[Spec]) -> list[Row]:
-    """On every rank; rank 0 tells how far it is and returns the rows. All specs have the same backends."""
+    """Measure all specs, which have the same backends, on every rank; rank 0 reports progress and returns the rows."""
     torch.set_num_threads(1)
     groups = _groups(rank, world, specs[0])
     rows = []
@@ -94,8 +95,8 @@ def _groups(rank: int, world: int, spec: Spec) -> dict[str, Any]:
     timeout = timedelta(seconds=spec.timeout_s)
     store = dist.FileStore(spec.store, world)  # no port, which another program may have
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-    if "cairn" in spec.backends:
-        import cairn.comm.backend  # noqa: F401  registers it
+    for name in spec.backends:
+        import_backend(name)
     return {
         name: None if name == "mpi" else dist.new_group(backend=name, timeout=timeout)
         for name in spec.backends

@@ -1,4 +1,4 @@
-"""How long does a collective take, and which schedule is the fastest here?
+"""Cost model of collectives: the time of each schedule, and the fastest one for a message size.
 
 Alpha-beta: a wait for the wire costs alpha, a byte costs 1/beta.
 

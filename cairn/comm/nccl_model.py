@@ -1,4 +1,4 @@
-"""What NCCL would choose, and how long it would take: its tuner's model in Python.
+"""The model of NCCL's tuner in Python: the algorithm and protocol it chooses, and the predicted time.
 
     time = launch + ramp * sqrt(bytes) + min over (algorithm, protocol) of
                latency(steps, hops) + bytes / (scale * algorithm bandwidth)
@@ -73,7 +73,7 @@ SCALES = np.geomspace(0.2, 2.0, 93)  # of bandwidth, tried by `calibrate`
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL finds when it searches a node of this kind. GB/s are 1e9 bytes."""
+    """The result of NCCL's topology search on a node of this type. GB/s are 1e9 bytes."""
 
     channels: int
     channel_gb_per_s: float
@@ -185,7 +185,7 @@ def times(
 def choose(
     cluster: Cluster, collective: Collective, size: int, calibration: Calibration = UNCALIBRATED
 ) -> Choice:
-    """What NCCL would use for a message of this size (of the whole vector)."""
+    """The algorithm and protocol that NCCL uses for a vector of this size."""
     return times(cluster, collective, size, calibration)[0]
 
 
@@ -256,7 +256,7 @@ def calibrate(cluster: Cluster, points: list[Point]) -> tuple[Calibration, float
 
 
 def held_out_errors(cluster: Cluster, points: list[Point]) -> list[float]:
-    """How far off each point is predicted by a calibration that has not seen it."""
+    """Prediction error of each point under a calibration fitted without it."""
     model = _model(cluster, points)
     errors = []
     for place, point in enumerate(points):

@@ -1,4 +1,4 @@
-"""What nccl-tests printed: sizes and times, from its table or its JSON, of one backend or of several.
+"""Reader for the output of nccl-tests: sizes and times from its table or JSON, for one or several backends.
 
     #       size         count      type   redop    root     time   algbw   busbw #wrong ...
          1048576        262144     float     sum      -1    45.98   22.81   39.91      0 ...
@@ -118,14 +118,14 @@ def _more(words: list[str]) -> int:
 
 
 def _wrong_of(words: list[str]) -> int:
-    """Of both forms; `N/A` where it was not checked."""
+    """Wrong values, in place and out of place; `N/A` counts as none because nothing was checked."""
     places = (WRONG, WRONG + 4 + _more(words))
     cells = [words[place] for place in places if place < len(words)]
     return sum(int(cell) for cell in cells if cell.isdigit())
 
 
 def _least(words: list[str]) -> float:
-    """Of both forms, and of their iterations where -I has them (i_min stands behind #wrong)."""
+    """The smallest time, in place and out of place, and of the iterations if -I printed them (i_min follows #wrong)."""
     more = _more(words)
     second = FIELDS_BEFORE_TIME + 4 + more
     places = [FIELDS_BEFORE_TIME, second, *([WRONG + 1, second + 4] if more else [])]

@@ -56,7 +56,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule]:
-    """For each collective the fastest pair by size, looked at twice for each power of two."""
+    """The fastest algorithm and protocol of each collective by size, evaluated at two sizes for each power of two."""
     sizes = [SMALLEST]
     while sizes[-1] < largest:
         power = SMALLEST << (len(sizes) // 2)
@@ -85,7 +85,7 @@ def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule
 
 
 def channels_for(cluster: Cluster, algorithm: Algorithm, protocol: Protocol, size: int) -> int:
-    """As NCCL: fewer channels while each of their threads would have less than its share."""
+    """Number of channels, reduced as NCCL does while a thread would have less than its share of bytes."""
     fabric = cluster.fabric
     channels = fabric.nvls_channels if algorithm in ("nvls", "nvls_tree") else fabric.channels
     share = BYTES_FOR_A_THREAD[protocol]

@@ -1,4 +1,4 @@
-"""What others measured: public nccl-tests sweeps and DeepEP's tables, which the models are held against.
+"""Published measurements for validating the models: nccl-tests sweeps and DeepEP's tables.
 
 Times in microseconds by message size; where the source prints bus bandwidth it is turned into time
 with the definition of nccl-tests, busbw = bytes / time * 2(n-1)/n. Knows no model.
@@ -72,7 +72,7 @@ ALL_REDUCE: tuple[Sweep, ...] = (
 
 
 class Switch(NamedTuple):
-    """Where a sweep changes its algorithm: the source names it, or its curve has a kink there."""
+    """A size at which a sweep changes its algorithm, stated by the source or visible as a kink."""
 
     sweep: str
     bytes: int  # the first size with the later one

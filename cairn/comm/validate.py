@@ -1,4 +1,4 @@
-"""How good is the cost model? Public sweeps beside what it predicts for them.
+"""Validation of the cost model against published sweeps.
 
 Each sweep calibrates the three constants of its fabric; `held_out` is the error of points that the
 calibration had not seen. The first says how well three constants describe a machine, the second how

@@ -1,4 +1,4 @@
-"""How good are cost model and simulator? Every public figure beside what three constants predict.
+"""Validation of cost model and simulator against published figures, with three constants for each fabric.
 
 A fabric has three constants, whatever the number of its nodes: GB200 is one fabric with 72, 144 and
 1,440 GPUs. Constants are fitted to the figures that they are compared with, so the errors say how well
@@ -66,7 +66,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One fabric under one model."""
+    """Errors of one model on one fabric."""
 
     fabric: str
     model: Model

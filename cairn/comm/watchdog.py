@@ -2,7 +2,7 @@
 
     every rank   thread: what did I enter, what did I leave?  --note-->  board  --all notes-->  rank 0, once
 
-Flight recorders (torch's, and that of `cairn.comm.backend`) count the collectives of each process group, so
+Flight recorders (torch's, and that of `cairn.labs.torch_backend`) count the collectives of each process group, so
 nothing has to be wrapped. A note is small as long as collectives complete; a rank without progress adds its last
 calls. Rank 0 compares the notes by the rules of the doctor and logs one sentence: the rank, its host, its last
 collective. It logs once for each standstill, and once more when the job goes on. It never ends a process: that
@@ -28,6 +28,7 @@ import msgspec
 
 from cairn.comm.doctor.findings import Trace, ranked
 from cairn.comm.doctor.flight_recorder import trace_of
+from cairn.comm.doctor.ranks import python_backend_dump
 from cairn.comm.doctor.traces import examine
 
 PATIENCE_S = 60.0  # nothing moved for so long, and a rank waits
@@ -47,7 +48,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Board(Protocol):
-    """Where ranks leave their notes."""
+    """Shared storage for the notes of all ranks."""
 
     def put(self, rank: int, note: bytes) -> None: ...
     def notes(self, world: int) -> dict[int, bytes]: ...
@@ -55,7 +56,7 @@ class Board(Protocol):
 
 
 class Watch:
-    """What rank 0 makes of the notes. Pure: the clock is given."""
+    """Analysis of the notes by rank 0. Pure: the clock is an argument."""
 
     def __init__(self, world: int, patience_s: float) -> None:
         self.world, self.patience_s = world, patience_s
@@ -106,7 +107,7 @@ class Watch:
 
 
 def explain(notes: dict[int, Note], silent: list[int]) -> str:
-    """Who, where, and in which collective."""
+    """Name the ranks that hang, their hosts and their collectives."""
     hosts = {rank: note.host for rank, note in notes.items()}
     parts = [
         f"rank {rank} on {hosts[rank]} writes no notes any more: its process is stopped or gone"
@@ -220,10 +221,8 @@ def last_call() -> tuple[str, bool]:
 
 
 def _dump(collectives: bool) -> dict[str, Any]:
-    """Of gloo, of NCCL where it is there, and of our backend: each has a recorder of its own."""
+    """The flight recorders of gloo, NCCL and Python backends, merged into one document."""
     from torch._C import _distributed_c10d as c10d
-
-    from cairn.comm.backend import flight_recorder
 
     whole: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
@@ -234,7 +233,7 @@ def _dump(collectives: bool) -> dict[str, Any]:
         whole["entries"] += status.get("entries") or []
         whole["pg_config"] |= status.get("pg_config") or {}
         whole["pg_status"][name] = status.get("pg_status")
-    ours = flight_recorder.dump(collectives)
+    ours = python_backend_dump(collectives)
     whole["entries"] += ours["entries"]
     whole["pg_config"] |= ours["pg_config"]
     whole["pg_status"]["cairn"] = ours["pg_status"]

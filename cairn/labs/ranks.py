@@ -33,7 +33,7 @@ from cairn.labs.planted_fault import Fault, plant_again, standing
 from cairn.train.launch import LOST, Failure, failure_of
 
 # What the clean process imports before it is forked.
-BASE = ("torch", "cairn.comm.backend", "cairn.labs.ranks")
+BASE = ("torch", "cairn.labs.torch_backend", "cairn.labs.ranks")
 TRAINER = ("torch._dynamo", "cairn.train.parallel.parallelize", "cairn.train.objective")
 SAVER = ("cairn.train.checkpoint.save", "cairn.train.checkpoint.load")
 NEEDED = {"cairn.labs.training": TRAINER, "cairn.labs.cluster": SAVER}
@@ -144,7 +144,7 @@ def _rank(
 
         torch.set_num_threads(1)  # the parent's pool of threads does not survive a fork
         if backend == "cairn":
-            import cairn.comm.backend  # noqa: F401  registers itself
+            import cairn.labs.torch_backend  # noqa: F401  registers itself
         if faults:  # the clean process began without them, and so did what it knows as `function`
             plant_again(faults)
             function = getattr(importlib.import_module(function.__module__), function.__name__)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from forked import run_ranks
 
-import cairn.comm.backend
+import cairn.labs.torch_backend
 from cairn.comm.doctor.findings import Call, Trace
 from cairn.comm.watchdog import FileBoard, Note, StoreBoard, Watch, watching
 
@@ -169,7 +169,7 @@ def stuck(rank, world):
     return said
 
 
-@pytest.mark.parametrize("backend", ["gloo", cairn.comm.backend.NAME])
+@pytest.mark.parametrize("backend", ["gloo", cairn.labs.torch_backend.NAME])
 def test_real_ranks_one_of_which_stays_away(backend):
     said = run_ranks(3, stuck, backend=backend)[0]
     assert "rank 1" in said[0]  # and others, if the machine did not let them write for seconds
@@ -195,7 +195,7 @@ def waits_for_a_message(rank, world):
 
 
 def test_messages_of_our_backend_are_seen_too():
-    said = run_ranks(2, waits_for_a_message, backend=cairn.comm.backend.NAME)[0]
+    said = run_ranks(2, waits_for_a_message, backend=cairn.labs.torch_backend.NAME)[0]
     assert "rank 0 on " in said[0]
     assert "is in cairn:recv 0<-1" in said[0]
 

@@ -1,4 +1,4 @@
-"""What the doctor can conclude, and the facts it concludes from.
+"""Findings of the doctor, and the facts they are derived from.
 
     files, probes -> facts (this module) -> rules -> findings
 
@@ -51,7 +51,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did: its flight recorder."""
+    """The flight recorder of one rank."""
 
     rank: int
     calls: list[Call]
@@ -82,7 +82,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cairn comm doctor --probe` measured: every pair of ranks, several times."""
+    """Measurements of `cairn comm doctor --probe`: every pair of ranks, several times."""
 
     kind: str = "cairn comm probe"
     bytes: int

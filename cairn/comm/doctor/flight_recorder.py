@@ -53,7 +53,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def trace_of(dump: dict[str, Any], rank: int, source: str) -> Trace:
-    """From the dump as torch gives it. Sends and receives are left out: they are counted apart."""
+    """Read a dump in torch's format. Sends and receives are skipped because torch numbers them separately."""
     calls = [_call(entry) for entry in dump["entries"] if not entry.get("is_p2p")]
     return Trace(rank=rank, calls=calls, groups=_groups(dump.get("pg_config") or {}), source=source)
 

@@ -36,12 +36,12 @@ def straggler(folder: Path, which: int = 2) -> None:
 
 
 def missing(folder: Path, which: int = 1, backend: str = "gloo") -> None:
-    """One rank does something else before the sixth collective, and never comes."""
+    """Fault: one rank never enters the sixth collective."""
     dumps(folder, lambda rank, number: rank == which and number == FAULT_ROUND, backend=backend)
 
 
 def dead(folder: Path, which: int = 3) -> None:
-    """One rank is gone, and leaves no dump."""
+    """Fault: one rank has died and leaves no dump."""
     dumps(folder, lambda rank, number: rank == which and number == FAULT_ROUND, silent=which)
 
 
@@ -63,7 +63,7 @@ def other_operation(folder: Path, which: int = 1) -> None:
 
 
 def slow_host(folder: Path, which: int = 2) -> str:
-    """How the network was made slow."""
+    """Fault: the network of one host is slow. Returns how it was made slow."""
     why = namespaces.reason()
     if why is not None:
         probe(folder, lambda a, b, dice: 4 * SLOW_S if which in (a, b) else 0.0)
@@ -165,7 +165,7 @@ def _broadcast(tensor: Any, async_op: bool) -> Any:
 
 
 def _within(work: Any, seconds: float) -> bool:
-    """Whether it is done in time; polled, because gloo would end the process group."""
+    """Poll whether the work completes in time; a timeout of gloo would end the process group."""
     deadline = time.monotonic() + seconds
     while not work.is_completed():
         if time.monotonic() > deadline:

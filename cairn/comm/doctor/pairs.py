@@ -1,4 +1,4 @@
-"""From a probe of every pair of ranks: slow host, slow link, lossy link, wrong interface, bad mapping.
+"""Rules for a probe of every pair of ranks: slow host, slow link, lossy link, wrong interface, bad mapping.
 
     to:      0     1     2     3          all pairs of one rank slow     -> its host is slow
     0        -    10    10    90          one pair slow                  -> that link

@@ -1,12 +1,16 @@
-"""Real ranks on this host: forked processes with a group over gloo or our backend, and what each of them can tell.
+"""Ranks as forked processes on this host, with a process group over gloo or over a backend written in Python.
 
-    parent --fork--> rank 0 .. n-1        each answers once, or never: then it hangs or has died
+    parent --fork--> rank 0 .. n-1        each sends one result; a rank that hangs or dies sends none
 
-Nothing outlives the call: ranks that do not answer are killed. `host_of` and `enter` let a test give
-ranks hosts of their own (network namespaces), which is all that makes them differ from a real cluster.
+Ranks that send no result are killed before the call returns. `interfaces` and `enter` let a test place ranks on
+hosts of their own (network namespaces), the only difference from a real cluster.
+
+A torch.distributed backend in Python cannot write to torch's flight recorder, so its process groups carry a recorder of
+their own in the attribute `flight`. `python_backend_dump` merges those recorders into one document in torch's format.
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import socket
@@ -24,6 +28,9 @@ import msgspec
 from cairn.core.errors import HardwareError
 
 RankFunction = Callable[[int, int], Any]
+# Modules that register a backend of torch.distributed when they are imported, by the name of the backend.
+BACKEND_MODULES = {"cairn": "cairn.labs.torch_backend"}
+DUMP_VERSION = "2.10"  # of torch's format
 JOIN_S = 30.0  # to find each other, on a loaded machine
 
 
@@ -43,7 +50,7 @@ def run_ranks(
     enter: Callable[[int], None] = lambda rank: None,
     backend: str = "gloo",
 ) -> list[Any]:
-    """What `work(rank, world)` returned on each rank; NO_ANSWER where it did not."""
+    """Run `work(rank, world)` on each rank and return the results; NO_ANSWER for a rank without one."""
     import torch
 
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
@@ -73,12 +80,30 @@ def run_ranks(
                 pipe.close()
 
 
+def import_backend(name: str) -> None:
+    """Register a backend that is a Python module; gloo, NCCL and MPI come with torch."""
+    if name in BACKEND_MODULES:
+        importlib.import_module(BACKEND_MODULES[name])
+
+
+def python_backend_dump(collectives: bool = True) -> dict[str, Any]:
+    """The flight recorders of all groups of Python backends that this process belongs to, as one document."""
+    import torch.distributed as dist
+
+    groups = dist.distributed_c10d._world.pg_map
+    recorders = [group.flight for group in list(groups) if hasattr(group, "flight")]
+    return {
+        "version": DUMP_VERSION,
+        "pg_config": {one.name: one.config() for one in recorders},
+        "pg_status": {one.name: one.status() for one in recorders},
+        "entries": [entry for one in recorders for entry in one.entries()] if collectives else [],
+    }
+
+
 def flight_recording(backend: str = "gloo", stacks: bool = False) -> bytes:
     """This rank's dump, as torch writes it; to name the lines of the stacks takes seconds."""
-    if backend == "cairn":
-        from cairn.comm.backend import flight_recorder
-
-        return msgspec.json.encode(flight_recorder.dump())
+    if backend in BACKEND_MODULES:
+        return msgspec.json.encode(python_backend_dump())
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
@@ -99,8 +124,7 @@ def _child(
 ) -> None:
     import torch.distributed as dist
 
-    if backend == "cairn":
-        import cairn.comm.backend  # noqa: F401  registers it
+    import_backend(backend)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     # A rank that is made to fail says so on stderr in many lines; the doctor says it in one.
     null = os.open(os.devnull, os.O_WRONLY)

@@ -25,7 +25,7 @@ def nccl_log(
     interleaved: bool = False,
     seed: int = 0,
 ) -> str:
-    """What all ranks of a job print with NCCL_DEBUG=INFO, mixed."""
+    """The interleaved output of all ranks of a job with NCCL_DEBUG=INFO."""
     dice, ranks = random.Random(seed), hosts * gpus
     host = [r % hosts if interleaved else r // gpus for r in range(ranks)]
     lines = []
@@ -128,7 +128,7 @@ def sweep(*, wrong: int = 0, seed: int = 0) -> str:
 
 
 def gloo_failure() -> str:
-    """What a job prints when a rank was given an address of loopback."""
+    """The output of a job in which a rank resolved to a loopback address."""
     return (
         "Traceback (most recent call last):\n"
         '  File "/job/train.py", line 31, in main\n'
@@ -137,7 +137,7 @@ def gloo_failure() -> str:
 
 
 def timeouts(world: int = 4, missing: int = 2) -> str:
-    """What torch prints on the ranks that waited; the one that did not come prints nothing."""
+    """The output of torch on ranks that timed out in a collective; the missing rank prints nothing."""
     lines = [f"launching with world_size={world}"]
     lines += [
         f"[rank{rank}]:[E ProcessGroupNCCL.cpp:688] [Rank {rank}] Watchdog caught collective operation "

@@ -1,4 +1,4 @@
-"""From the traces of all ranks: who hangs, who disagrees, who comes late.
+"""Rules for the traces of all ranks: hangs, mismatched collectives, stragglers.
 
     rank 0   all_reduce #7 ......... waits
     rank 1   all_reduce #7 ......... waits

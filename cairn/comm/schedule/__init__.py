@@ -1,8 +1,8 @@
-"""A collective as data: who sends which chunk to whom, in which order.
+"""Collective schedules as data: which rank sends which chunk to which rank, in which order.
 
-    generator --> Plan --> Schedule --> verify | interpret | (execute, simulate, export)
-    ring.py       plan     ops          one object, every use
+    algorithm -----> Plan --> Schedule --> verify | interpret | (execute, simulate, export)
+    algorithms.py    plan     ops          one object for every use
 
-`ops` is the form, `plan` builds it, `catalogue` names every generator, `verify` proves one.
-Pure: numpy, no torch, no socket, no clock.
+`ops` defines the representation, `plan` builds it, `catalogue` lists all algorithms, `verify` proves one correct.
+Pure functions over numpy: no torch, no socket, no clock.
 """

@@ -1,4 +1,4 @@
-"""In-network aggregation: a switch adds up what passes through it.
+"""All-reduce with in-network aggregation: a switch sums the vectors of the workers.
 
     worker 0 --\\                /--> worker 0
     worker 1 ---> aggregator ---->  worker 1        each worker sends a vector and receives one,
@@ -7,7 +7,7 @@
 The switch has little memory: a pool of slots. Chunk c lives in slot c mod pool, and a worker sends
 chunk c + pool only when it has the sum of chunk c, which tells it that the slot is free again: the
 pool clocks the workers, as in SwitchML (Sapio et al., 2021). Here the aggregator is one more node
-after the workers; a rank plays it (`comm/backend/aggregator.py`), or the simulator.
+after the workers; a rank plays it (`labs/torch_backend/aggregator.py`), or the simulator.
 """
 
 import numpy as np

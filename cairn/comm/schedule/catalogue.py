@@ -17,15 +17,20 @@ from typing import NamedTuple
 import numpy as np
 
 from cairn.comm.schedule.aggregate import switch_all_reduce
-from cairn.comm.schedule.alltoall import pairwise_all_to_all
-from cairn.comm.schedule.bruck import bruck_all_to_all, bruck_gather
-from cairn.comm.schedule.direct import direct_gather, one_shot_all_reduce
-from cairn.comm.schedule.halving import halving_doubling
+from cairn.comm.schedule.algorithms import (
+    bruck_all_to_all,
+    bruck_gather,
+    chain_broadcast,
+    direct_gather,
+    halving_doubling,
+    one_shot_all_reduce,
+    pairwise_all_to_all,
+    ring_gather,
+)
 from cairn.comm.schedule.hierarchical import two_hop_all_to_all, two_level_gather
 from cairn.comm.schedule.ops import Collective, Schedule, ScheduleError
 from cairn.comm.schedule.pat import pat_gather
 from cairn.comm.schedule.plan import Plan
-from cairn.comm.schedule.ring import chain_broadcast, ring_gather
 from cairn.comm.schedule.sparse import example_blocks, sparse_all_reduce
 from cairn.comm.schedule.tree import (
     binomial_broadcast,
@@ -36,7 +41,7 @@ from cairn.core.errors import did_you_mean
 
 
 class Shape(NamedTuple):
-    """What a schedule can be asked to be; a generator takes what concerns it."""
+    """Parameters of a schedule; each generator uses those that apply to it."""
 
     ranks: int
     parts: int = 1  # of every chunk

@@ -1,4 +1,4 @@
-"""What each rank starts with, what it must end with, and how few bytes that can take.
+"""Contract of each collective: the initial and final contents of every rank, and the minimum number of bytes.
 
 A chunk is written as the set of ranks whose numbers are summed in it, and which chunk it is:
 
@@ -46,7 +46,7 @@ def words(ranks: int) -> int:
 
 
 def start(schedule: Schedule, width: int) -> Contents:
-    """What the ranks bring; sets are `width` words wide."""
+    """Initial contents of the ranks; sets are `width` words wide."""
     contents = _empty(schedule, width)
     n, chunks, k = schedule.ranks, schedule.chunks, schedule.chunks // schedule.ranks
     rank = np.arange(n)
@@ -69,7 +69,7 @@ def start(schedule: Schedule, width: int) -> Contents:
 
 
 def end(schedule: Schedule, width: int) -> Contents:
-    """What they must have, wherever `which` is not NOTHING."""
+    """Required final contents; slots with NOTHING may hold anything."""
     contents = _empty(schedule, width)
     n, chunks, k = schedule.ranks, schedule.chunks, schedule.chunks // schedule.ranks
     chunk = np.arange(chunks)

@@ -39,7 +39,7 @@ MOST_CPUS = 256  # GOAL keeps a byte for it
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation; `after` counts all operations of the document, in its order."""
+    """An operation of a document. `after` is an index into all operations of the document, in their order."""
 
     kind: str
     slot: int
@@ -71,7 +71,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Part(NamedTuple):
-    """What one thread does in one step."""
+    """The operations of one thread in one step."""
 
     sends: dict[int, list[int]]  # operations by peer: one message each
     receives: dict[int, list[int]]

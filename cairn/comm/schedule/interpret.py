@@ -33,7 +33,7 @@ def interpret(
     capacity: int = 1,
     turn: Turn = lambda threads: 0,
 ) -> list[np.ndarray]:
-    """What each rank ends with. A vector need not divide into the chunks: it is padded with zeros."""
+    """Execute a schedule and return the final vector of each rank. Vectors are padded to whole chunks with zeros."""
     size = _common_size(schedule, inputs)
     chunk = -(-size // schedule.chunks)
     buffers = [_buffer(schedule, vector, chunk, rank) for rank, vector in enumerate(inputs)]

@@ -1,4 +1,4 @@
-"""What a collective schedule is made of.
+"""Operations of collective schedules.
 
 A schedule is a program for each thread; a thread is one channel of one rank and runs in order:
 
@@ -50,7 +50,7 @@ class Kind(IntEnum):
 
 
 class Op(NamedTuple):
-    """One operation in its readable form."""
+    """Readable form of an operation."""
 
     rank: int
     channel: int
@@ -98,7 +98,7 @@ class Schedule(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Of all threads together."""
+        """Number of operations of all threads."""
         return len(self.ops.kind)
 
     def op(self, index: int) -> Op:
@@ -116,7 +116,7 @@ class Schedule(NamedTuple):
         )
 
     def program(self, rank: int, channel: int = 0) -> list[Op]:
-        """What one thread does, in order."""
+        """The operations of one thread, in order."""
         mine = (self.ops.rank == rank) & (self.ops.channel == channel)
         return [self.op(int(index)) for index in np.flatnonzero(mine)]
 

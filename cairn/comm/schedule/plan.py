@@ -1,4 +1,4 @@
-"""From "at step s, these ranks send these chunks" to a schedule of operations.
+"""Plans: "in step s these ranks send these chunks", lowered to a schedule of operations.
 
 Generators speak of transfers, for all ranks at once:
 
@@ -62,7 +62,7 @@ class Plan:
         channel: np.ndarray | int = 0,
         step: np.ndarray | int | None = None,
     ) -> None:
-        """One step: every `source` sends its slot `chunk` to the slot `to` (the same) of `target`.
+        """Add a step in which every `source` sends its slot `chunk` to slot `to` (default: the same) of `target`.
 
         Arrays of one dimension run over ranks, of two over ranks and the chunks of one message.
         """
@@ -78,7 +78,7 @@ class Plan:
         self.next_step = max(self.next_step, int(batch.step.max()) + 1)
 
     def copy(self, rank: np.ndarray | int, chunk: np.ndarray | int, to: np.ndarray | int) -> None:
-        """One step: each rank copies a slot within its own buffer."""
+        """Add a step in which each rank copies a slot within its own buffer."""
         self.send(rank, LOCAL, chunk, to=to)
 
     def transfers(self) -> Transfers:
@@ -196,7 +196,7 @@ def _halves(moves: Transfers) -> tuple[Columns, np.ndarray]:
 
 
 def _order(ops: Columns, lane: np.ndarray) -> Columns:
-    """By thread, then step, lane, and sends before receives."""
+    """Sort operations by thread, step and lane, with sends before receives."""
     side = ops.kind != int(Kind.SEND)
     order = np.lexsort((side, lane, ops.step, ops.channel, ops.rank))
     ops = Columns(*(column[order] for column in ops))
@@ -206,7 +206,7 @@ def _order(ops: Columns, lane: np.ndarray) -> Columns:
 
 
 def _waits(ops: Columns, lane: np.ndarray) -> np.ndarray:
-    """For each operation, the one of another channel that touched its slot just before it."""
+    """The last earlier operation of another channel that accesses the slot of each operation."""
     count = len(ops.kind)
     local = ops.source >= 0
     index = np.concatenate([np.arange(count), np.flatnonzero(local)])

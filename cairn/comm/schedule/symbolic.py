@@ -16,7 +16,7 @@ from cairn.comm.schedule.waits import NONE, Joined
 
 
 class SymbolicRun:
-    """One symbolic run of several schedules; every round, each thread that can does one operation."""
+    """Symbolic execution of several schedules; in each round every thread that is not blocked does one operation."""
 
     def __init__(self, schedules: list[Schedule], capacity: int) -> None:
         self.schedules, self.capacity = schedules, capacity
@@ -165,7 +165,7 @@ class SymbolicRun:
             self._complain(late, unordered, "races with another channel of its rank")
 
     def _seen(self) -> np.ndarray:
-        """For each operation and channel of its rank: the last operation known to be done before."""
+        """The last operation known to be complete before each operation, for every channel of its rank."""
         ops = self.ops
         known_done = np.full((len(ops.kind), int(ops.channel.max()) + 1), NONE)
         order = np.argsort(self.when, kind="stable")

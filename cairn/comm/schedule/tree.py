@@ -41,7 +41,7 @@ def double_tree_parents(ranks: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def depths(parents: np.ndarray) -> np.ndarray:
-    """How many edges it is to the root."""
+    """Number of edges from each rank to the root."""
     above, depth = parents.copy(), np.zeros(len(parents), dtype=np.int64)
     while (above != TOP).any():
         depth += above != TOP

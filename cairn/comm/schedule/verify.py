@@ -67,7 +67,7 @@ def require(schedule: Schedule, capacity: int | None = None) -> Proof:
 
 
 def verify_all(schedules: list[Schedule], capacity: int | None = None) -> list[Proof]:
-    """One proof for each, in order; a schedule that fails does not stop the others."""
+    """Verify all schedules and return their proofs in order; a schedule that fails does not stop the others."""
     if capacity is not None and capacity < 1:
         raise ScheduleError(f"connections that hold {capacity} chunks", hint="use 1 or more")
     proofs: dict[int, Proof] = {}
@@ -93,7 +93,7 @@ def verify_all(schedules: list[Schedule], capacity: int | None = None) -> list[P
 
 
 def _proof_of(run: SymbolicRun, index: int) -> Proof:
-    """What one schedule of the run costs, and what is wrong with it."""
+    """The cost and the violations of one schedule of the run."""
     ops, schedule = run.ops, run.schedules[index]
     mine = slice(int(ops.first_op[index]), int(ops.first_op[index + 1]))
     base = int(ops.first_rank[index])

@@ -105,7 +105,7 @@ def pair(ops: Joined) -> tuple[np.ndarray, np.ndarray]:
 
 
 def room(ops: Joined, other: np.ndarray, place: np.ndarray, capacity: int) -> np.ndarray:
-    """For each send the receive that makes place for it; NONE while the connection has room."""
+    """The receive that frees capacity for each send; NONE while the connection has free capacity."""
     freed = np.full(len(ops.kind), NONE)
     sends = np.flatnonzero(ops.kind == int(Kind.SEND))
     if not len(sends):
@@ -130,7 +130,7 @@ def accesses(ops: Joined) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def columns_are_sound(schedule: Schedule) -> str | None:
-    """What is wrong with the numbers themselves: a rank, a slot or an `after` out of range."""
+    """Describe the first number out of range (rank, slot, `after`, ...), or return None."""
     ops: Columns = schedule.ops
     local = (ops.kind == int(Kind.COPY)) | (ops.kind == int(Kind.REDUCE))
     checks = (

@@ -1,4 +1,4 @@
-"""What a fabric does to a collective: links, queues and chunks instead of one alpha and one beta.
+"""Simulation of collectives on a fabric: links, queues and chunks instead of one alpha and one beta.
 
 Pure numpy: no torch, no clock, no I/O.
 """

@@ -1,4 +1,4 @@
-"""How long does a collective take on this cluster? Chunk by chunk, rail by rail.
+"""Simulated time of a collective on a cluster, chunk by chunk and rail by rail.
 
     every GPU of a node        every rail                     every GPU of a node
     reduce-scatter (NVLink) -> tree | ring | pat (network) -> all-gather (NVLink)
@@ -91,7 +91,7 @@ def simulate(
 
 
 def _fastest(top: Topology, op: Collective, size: int, chunks: int, tick: Tick) -> Algorithm:
-    """Of one healthy rail; what cannot win by its waits alone is not tried."""
+    """The fastest algorithm on one healthy rail. Algorithms whose lower bound exceeds the best time are skipped."""
     best, least = CAN[op][0], math.inf
     for name in CAN[op]:
         if name == "ring" and top.nodes > MOST_RING_NODES:
@@ -105,7 +105,7 @@ def _fastest(top: Topology, op: Collective, size: int, chunks: int, tick: Tick) 
 
 
 def _floor(top: Topology, op: Collective, name: Algorithm, size: int) -> float:
-    """What it takes at least: a ring waits for every node, PAT works on whole vectors."""
+    """Lower bound of an algorithm's time: a ring waits for every node, PAT works on whole vectors."""
     if name == "ring":
         steps = (top.nodes - 1) * (2 if op == "all_reduce" else 1)
         return steps * float(delay_us(top, np.zeros(1), np.zeros(1))[0])

@@ -34,7 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Now(NamedTuple):
-    """What a policy sees: rows are flows that have bytes left."""
+    """Input of a policy: one row for each flow with bytes left."""
 
     paths: np.ndarray
     left: np.ndarray  # bytes

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster: slow NICs, late ranks, links that are down.
+"""Faults of a simulated cluster: slow NICs, late ranks, links that are down.
 
 A fault is drawn by a seed, so a simulation can be repeated. A NIC that is dead does not stop the
 job: its rank's bytes leave over the next NIC of the node that lives, which then carries both; a node
@@ -72,7 +72,7 @@ def lateness(faults: Faults, top: Topology) -> np.ndarray:
 
 
 def describe(faults: Faults, top: Topology) -> list[str]:
-    """What was drawn, for people."""
+    """Describe the sampled faults."""
     slow, dead = _drawn(faults, top)
     words = [f"slow NIC {rail} of node {node}" for node, rail in sorted(slow - dead)]
     words += [f"dead NIC {rail} of node {node}" for node, rail in sorted(dead)]
@@ -90,7 +90,7 @@ def touched(faults: Faults, top: Topology) -> set[int]:
 
 
 def nic_shares(faults: Faults, top: Topology) -> dict[tuple[int, int], float]:
-    """By node and rail, what share of a NIC's rate its rank has, where that is not all of it."""
+    """Share of a NIC's rate that its rank has, by node and rail; healthy NICs are omitted."""
     slow, dead = _drawn(faults, top)
     shares = dict.fromkeys(slow - dead, faults.slow_factor)
     dead_rails: dict[int, set[int]] = defaultdict(set)

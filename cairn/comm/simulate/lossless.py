@@ -33,7 +33,7 @@ MOST = 2048  # senders or switches that are simulated
 
 
 class Story(NamedTuple):
-    """What happened to the flows of a lossless fabric."""
+    """Result of a simulation of a lossless fabric."""
 
     finish_us: np.ndarray  # of each flow; inf: never
     paused_us: np.ndarray  # of each link: how long it had to stop

@@ -1,4 +1,4 @@
-"""How fast is each flow when many share links? Max-min fairness, by progressive filling.
+"""Max-min fair rates of flows that share links, by progressive filling.
 
 All rates grow together until a link is full; its flows stop there, the others go on:
 
@@ -60,7 +60,7 @@ def connection_rates(
     gb_per_s: np.ndarray,
     tolerance: float = 0.05,
 ) -> np.ndarray:
-    """Of connections that cut their bytes evenly over several flows: the slowest flow decides.
+    """Rates of connections that split their bytes evenly over several flows; the slowest flow decides.
 
     A connection counts as one, however many flows it has.
     """

@@ -1,4 +1,4 @@
-"""One page about a simulated collective: what it took, where the time went, who was last.
+"""Page about a simulated collective: its time, the breakdown, and the slowest ranks.
 
 Plots are inline; nothing is fetched. Knows results, not how they came about.
 """

@@ -56,7 +56,7 @@ def down_tree(
     delay: np.ndarray,
     tick: Tick = lambda what: None,
 ) -> np.ndarray:
-    """From the root to all: `ready` is [chunks] at the root; when each node has each chunk."""
+    """Broadcast down a tree: `ready` is [chunks] at the root; returns when each node has each chunk."""
     level = depths(parents)
     have = np.empty((len(parents), ready.shape[-1]))
     have[parents == TOP] = ready

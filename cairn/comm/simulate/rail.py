@@ -1,4 +1,4 @@
-"""What the network does to one rail: trees, a ring, PAT or shifts over its nodes, chunk behind chunk.
+"""Simulation of one rail: trees, a ring, PAT or shifts over its nodes, with pipelined chunks.
 
     edges of the schedule -> flows -> links they share -> rate of each edge -> when each chunk arrives
 
@@ -23,7 +23,7 @@ SAMPLED = 6  # shifts of an all-to-all that are routed
 
 
 class Far(NamedTuple):
-    """What the network did to one rail."""
+    """Result of the simulation of one rail."""
 
     finish: np.ndarray  # [nodes, chunks]
     steps: int
@@ -40,7 +40,7 @@ class Edges(NamedTuple):
 
 
 class Network:
-    """One rail: its links with their faults, and what share of them edges get."""
+    """The links of one rail with their faults, and the share of them that each edge gets."""
 
     def __init__(self, top: Topology, faults: wrong.Faults, plane: int) -> None:
         self.top, self.plane = top, plane
@@ -119,7 +119,7 @@ def _tree(network: Network, op: Collective, size: float, ready: np.ndarray, tick
 
 
 def _trees(op: Collective, nodes: int) -> list[np.ndarray]:
-    """Of an all-reduce, roots may differ; a broadcast has one, which feeds the tops of both."""
+    """Both trees. Those of an all-reduce may have different roots; a broadcast has one root that feeds both."""
     if op == "all_reduce":
         return list(double_tree_parents(nodes))
     others = double_tree_parents(nodes - 1)

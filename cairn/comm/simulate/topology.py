@@ -81,7 +81,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uplinks(self) -> int:
-        """Of a leaf; as many spines has a pod."""
+        """Uplinks of a leaf, which is also the number of spines of a pod."""
         return max(1, int(self.below / self.oversubscription))
 
     @property
@@ -100,7 +100,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Links(NamedTuple):
-    """Where each kind of link begins in the numbering of a plane, and how fast each is."""
+    """The first index of each link type in the numbering of a plane, and the rate of each link."""
 
     nic_up: int
     nic_down: int
@@ -238,7 +238,7 @@ def route(
 
 
 def delay_us(top: Topology, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """From posting a message to having its first byte, without queues."""
+    """Latency from posting a message to its first byte, without queueing."""
     leaf, other = source // top.below, target // top.below
     switches = 1 + 2 * (leaf != other)
     switches = switches + 2 * (leaf // top.leaves_per_pod != other // top.leaves_per_pod)
@@ -246,7 +246,7 @@ def delay_us(top: Topology, source: np.ndarray, target: np.ndarray) -> np.ndarra
 
 
 def _hash(source: np.ndarray, target: np.ndarray, path: np.ndarray | int, salt: int) -> np.ndarray:
-    """What a switch does with the five fields of a header: the same flow always goes the same way."""
+    """ECMP hash of a flow: the same flow always takes the same path."""
     with np.errstate(over="ignore"):
         value = source.astype(np.uint64) * np.uint64(0x100000001B3) + target.astype(np.uint64)
         value = (value + np.asarray(path, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)) * MIX

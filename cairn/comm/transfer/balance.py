@@ -1,4 +1,4 @@
-"""Which of the ranks that hold the same bytes sends them.
+"""Load balancing between ranks that hold the same bytes.
 
     whole   each piece from the holder that has the least to do
     cut     each piece over all its holders, so that they end level (water into vessels)
@@ -67,7 +67,7 @@ def _cut(pieces: Sequence[Piece]) -> list[Share]:
 
 
 def fill(levels: Sequence[int], slices: int, slice_bytes: int) -> list[int]:
-    """How many of `slices` each gets, so that the highest level is as low as can be."""
+    """Distribute `slices` over the ranks so that the highest level is minimal."""
     given = [0] * len(levels)
     if len(levels) == 1:
         return [slices]

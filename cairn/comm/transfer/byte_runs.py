@@ -1,4 +1,4 @@
-"""From two shards to the fewest copies of consecutive bytes.
+"""Copies between two shards as the fewest runs of consecutive bytes.
 
     source  ..[abcd]....[efgh][ij]....         runs   source 2 -> target 8, 4 bytes
     target  ........[abcd][efghij]....                source 10 -> target 12, 6 bytes
@@ -39,7 +39,7 @@ NO_RUNS = Runs(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
 
 
 def runs_between(source: Shard, target: Shard, box: Box) -> Runs:
-    """How `box`, which both hold, gets from one to the other; element sizes may differ (see `cast`)."""
+    """The byte runs that copy `box`, which both shards contain. Element sizes may differ (see `cast`)."""
     starts_s = np.array([source.base], dtype=np.int64)
     starts_t = np.array([target.base], dtype=np.int64)
     counts = np.ones(1, dtype=np.int64)  # elements of each run
@@ -97,7 +97,7 @@ def _inner_first(shard: Shard, box: Box) -> list[int]:
 
 
 def _cuts(source: Offsets, target: Offsets, step_s: int, step_t: int) -> Offsets:
-    """Where a new run begins along this axis."""
+    """Indices at which a new run begins along this axis."""
     together = (np.diff(source) == step_s) & (np.diff(target) == step_t)
     return np.concatenate(([0], np.flatnonzero(~together) + 1))
 

@@ -17,7 +17,7 @@ TRANSPORTS = ("tcp", "shm", "nixl")
 def make_transport(
     kind: str, name: str, patience: Patience = PATIENCE, host: str = "127.0.0.1"
 ) -> Endpoint:
-    """Where the environment has a secret of the job (CAIRN_JOB_SECRET), both ends have to know it.
+    """Create a transport. If the environment has a job secret (CAIRN_JOB_SECRET), both ends must know it.
 
     `host`: the address to listen on; shared memory has none.
     """

@@ -1,4 +1,4 @@
-"""One end of a transport between processes: who is connected, what they say, and who is gone.
+"""Endpoint of a transport between processes: connections, messages and lost peers.
 
     listen -> accept thread -> hello both ways -> reader thread (frames) + writer thread (queue)
                                                   beat thread: a sign of life; silence is a loss
@@ -95,7 +95,7 @@ class Endpoint:
         self.register_region(host_region(region, memory))
 
     def register_region(self, region: Region) -> None:
-        """Of a GPU as well, where the mover can reach it."""
+        """Register memory for transfers. It may be GPU memory if the mover supports it."""
         if self._hello is not None:
             raise TransferError(
                 f"region {region.name!r} comes after listen()", hint="register regions first"
@@ -134,7 +134,7 @@ class Endpoint:
         self._cut(peer, "we cut the connection")
 
     def close(self) -> None:
-        """What was said before still reaches a peer that reads: its last word may be that all has arrived."""
+        """Close after queued messages are sent: the last one may be the confirmation that everything has arrived."""
         self._closed.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):

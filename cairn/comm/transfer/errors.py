@@ -1,4 +1,4 @@
-"""What goes wrong between two machines, as one small tree.
+"""Errors of transfers between two machines.
 
 TransferError
 ├── Refused      the two sides do not hold the same thing: both descriptions are in the message

@@ -1,4 +1,4 @@
-"""What the two ends of a hand-over say to each other, and the offer that a router carries between them.
+"""Messages of a KV-cache hand-over, and the offer that a router passes from prefill to decode.
 
     receiver -> sender   Beat    I hold these requests, I am done with those
     sender -> receiver   Answer  these are yours (so many layers or tokens are ready), those are gone, those are closed
@@ -15,7 +15,7 @@ from cairn.comm.transfer.kv import KVLayout
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence that an engine has computed, or is about to: what a receiver has to know."""
+    """Description of a sequence that an engine has computed or is about to compute, for the receiver."""
 
     request: str  # never used for another sequence
     engine: str

@@ -25,7 +25,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One rank of an engine."""
+    """A rank of an engine and its cache layout."""
 
     engine: str  # unique: a restarted engine has another
     rank: int

@@ -32,7 +32,7 @@ REGION = "kv"
 
 
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a cache holds, of which model: the same on both sides, or a hand-over is refused."""
+    """Contents of a cache. They must be equal on both sides, or a hand-over is refused."""
 
     model: str  # its name or, better, the fingerprint of its weights
     layers: int
@@ -55,7 +55,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How one engine keeps those contents."""
+    """Layout of the contents in one engine."""
 
     contents: Contents
     page_size: int  # tokens
@@ -79,7 +79,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return max(1, self.contents.kv_heads // self.tp) if not self.contents.latent else 1
 
     def heads(self, rank: int) -> tuple[int, int]:
-        """Which heads a rank holds, first and behind the last."""
+        """The heads of a rank as (first, end)."""
         if self.contents.latent:
             return 0, 1
         first = rank % self.tp * self.contents.kv_heads // self.tp
@@ -112,7 +112,7 @@ def kv_shards(
     layers: tuple[int, int] | None = None,
     tensor: str = REGION,
 ) -> list[Shard]:
-    """What the ranks hold of one sequence: `table` has the page of tokens 0.., the next page_size, and so on.
+    """Shards of one sequence by rank. `table` is its block table.
 
     `tokens` and `layers`, first and behind the last, choose a part of it.
     """

@@ -15,7 +15,7 @@ from cairn.comm.transfer.errors import TransferError
 
 
 class Terms(NamedTuple):
-    """In seconds. A holder beats several times per lease, so that one lost beat costs nothing."""
+    """Terms of a lease in seconds. A holder sends several heartbeats per lease, so one may be lost."""
 
     lease_s: float = 5.0
     beat_s: float = 0.5

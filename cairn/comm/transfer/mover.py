@@ -1,4 +1,4 @@
-"""What an endpoint needs of whatever carries the bytes, and what both know about a connection.
+"""Interface between an endpoint and the mover that transfers its bytes.
 
 A mover reads from a peer's memory and writes to it; the endpoint does the rest (connections, notes, signs of life).
 `tcp`, `shm` and `nixl` are movers. Types only.
@@ -19,8 +19,11 @@ HELLO, NOTE, BEAT, BYE, OWN = 0, 1, 2, 3, 16  # a mover's frames begin with OWN
 
 
 class Patience(NamedTuple):
-    """How soon silence is a loss. A process that is killed is seen at once, by its socket; silence is a frozen one, or
-    a machine or a cable that is gone. Too little of it takes a busy machine for a dead one."""
+    """Heartbeat interval and the timeout after which a silent peer is lost.
+
+    The socket of a killed process closes at once; silence means a frozen process, a lost machine or a broken cable. A
+    timeout that is too short mistakes a busy machine for a lost one.
+    """
 
     beat_s: float = 0.2
     silence_s: float = 2.0
@@ -38,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Peer:
-    """One connection."""
+    """A connection to another endpoint."""
 
     def __init__(self, wire: Wire, hello: Hello) -> None:
         self.wire, self.name, self.regions = wire, hello.name, hello.regions
@@ -48,7 +51,7 @@ class Peer:
 
 
 class End(Protocol):
-    """What a mover needs of its endpoint."""
+    """Interface of the endpoint that a mover uses."""
 
     regions: dict[str, Region]
 

@@ -42,7 +42,7 @@ NAP_S = 50e-6
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """What a peer has to know to reach our memory."""
+    """NIXL metadata that a peer needs to access the registered memory."""
 
     agent: bytes
     regions: dict[str, tuple[int, int]]  # address and device

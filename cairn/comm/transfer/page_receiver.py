@@ -75,7 +75,7 @@ class PageReceiver:
         return offers
 
     def decline(self, offer: Offer, now: float) -> None:
-        """It will not be taken: its pages need not wait for us."""
+        """Decline an offer, so that the sender can free its blocks."""
         for address in offer.addresses:
             peer = self.meet(address)
             self._done[peer].add(offer.request)

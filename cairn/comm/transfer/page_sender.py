@@ -28,7 +28,7 @@ class PageSender:
         return self.transport.listen(say_hello(self.side))
 
     def grant(self, request: str, table: Sequence[int], now: float, ready: bool = True) -> None:
-        """From now on the pages belong to the receiver of the offer. `ready`: all layers are computed."""
+        """Reserve the blocks for the receiver of the offer. `ready`: all layers are computed."""
         self.owner.grant(request, table, now)
         self._ready[request] = self.side.layout.contents.layers if ready else 0
         self._subscribers[request] = set()
@@ -55,7 +55,7 @@ class PageSender:
         return self.handle(self.transport.events(wait_s), now)
 
     def handle(self, events: Sequence[Event], now: float) -> list[Freed]:
-        """What `step` does with what has come; a thread that waits for events calls this under a lock."""
+        """Handle events that have arrived. A thread that waits for events calls this under a lock."""
         freed: list[Freed] = []
         for event in events:
             if isinstance(event, Joined):
@@ -117,7 +117,7 @@ def offer_of(
     streamed: bool = False,
     chunked: bool = False,
 ) -> Offer:
-    """What a router hands to the receiver; `senders` and `addresses` in order of rank."""
+    """The offer that a router passes to the receiver; `senders` and `addresses` are in rank order."""
     side = senders[0].side
     return Offer(
         request=request,

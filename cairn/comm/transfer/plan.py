@@ -1,4 +1,4 @@
-"""Who sends which bytes to whom, for any layout on either side.
+"""Transfer plan: which rank sends which bytes to which rank, for any layout on either side.
 
     targets (shards)  x  sources (shards)  ->  legs: source rank -> target rank, runs of bytes
 
@@ -93,7 +93,7 @@ def _pieces(sources: list[Shard], target: Shard, same_ranks: bool) -> Iterable[P
 
 
 def _once_each(holders: list[Shard]) -> list[Shard]:
-    """One shard of each rank."""
+    """Keep one shard of each rank."""
     return list({shard.rank: shard for shard in reversed(holders)}.values())[::-1]
 
 

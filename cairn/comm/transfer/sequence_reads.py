@@ -1,4 +1,4 @@
-"""One sequence on its way in: which reads are still to be posted, which are under way, and what went wrong.
+"""Reads of one incoming sequence: pending, in flight, and failed.
 
     chunks (all layers, or one each)  x  source ranks  ->  waiting -> under way -> in
     tokens, as they are computed: each chunk is planned when all sources have it
@@ -79,7 +79,7 @@ class SequenceReads:
         self.under_way[ticket] = UnderWay(peer, now)
 
     def ended(self, ticket: int) -> bool:
-        """Whether it was one of ours; a second time it was not."""
+        """Remove a read that has ended; return whether it was in flight."""
         return self.under_way.pop(ticket, None) is not None
 
     def fail(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What one rank holds of a tensor, and at which byte each element of it lies.
+"""Shards: the part of a tensor that a rank holds, and the byte offset of each element.
 
     address(i, j, k) = base + axis0.offsets[i] + axis1.offsets[j] + axis2.offsets[k]
 
@@ -69,7 +69,7 @@ def packed_steps(extents: Sequence[int], itemsize: int) -> list[int]:
 
 
 def overlap(left: Box, right: Box) -> Box | None:
-    """What both contain; None: nothing."""
+    """The intersection of two boxes, or None if it is empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
     return both if all(start < stop for start, stop in both) else None
 

@@ -1,4 +1,4 @@
-"""What carries the bytes, as one interface: regions of memory, reads, writes, notes, and notices of lost peers.
+"""Transport interface: memory regions, reads, writes, notifications, and events for lost peers.
 
     here                                     there
     register("kv", memory)                   register("kv", memory)
@@ -75,7 +75,7 @@ class Transport(Protocol):
     def register(self, region: str, memory: Bytes) -> None: ...
 
     def listen(self, greeting: bytes = b"") -> str:
-        """From now on peers may connect; their address for us. Regions are fixed from here on."""
+        """Accept connections and return the address. Regions cannot be added afterwards."""
         ...
 
     def connect(self, address: str) -> str:
@@ -91,11 +91,11 @@ class Transport(Protocol):
         ...
 
     def notify(self, peer: str, payload: bytes) -> None:
-        """In order with other notes; lost without a word when the peer is."""
+        """Send a notification, in order with others. It is dropped silently if the peer is lost."""
         ...
 
     def events(self, timeout_s: float = 0.0) -> list[Event]:
-        """What has happened since; waits for the first up to `timeout_s`."""
+        """Return the events since the last call; wait for the first one up to `timeout_s`."""
         ...
 
     def drop(self, peer: str) -> None:

@@ -73,7 +73,7 @@ def _stored(path: Path, rank: int) -> list[Shard]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """What the file says of itself, where its data begins, and where the file ends."""
+    """Read the header of a safetensors file; returns it with the start and the end of the data."""
     try:
         with path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size

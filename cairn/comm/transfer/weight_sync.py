@@ -34,7 +34,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """How a source describes its layout in the greeting of a connection."""
+    """Description of a source's layout in the greeting of a connection."""
 
     fingerprint: str
     words: str
@@ -52,7 +52,7 @@ def cut_of_rank(held: Packed) -> Cut:
 
 
 class WeightSource:
-    """One rank that holds weights. `memory` is where they lie, as `held` says."""
+    """A rank that publishes weights. `memory` contains them in the layout `held`."""
 
     def __init__(self, end: Transport, held: Packed) -> None:
         self.end, self.held = end, held
@@ -64,7 +64,7 @@ class WeightSource:
         self._lost: dict[str, str] = {}
 
     def publish(self, version: int) -> None:
-        """From now on readers may read; the memory must not change until they have."""
+        """Allow readers to read a version. The memory must not change until they have finished."""
         self.version = version
         self._poll(0.0)
         for peer in self._readers:
@@ -115,7 +115,7 @@ class WeightSource:
 
 
 class WeightSink:
-    """One rank that wants weights. `memory` has them after a `pull`, as `wanted` says."""
+    """A rank that receives weights. After a `pull`, `memory` contains them in the layout `wanted`."""
 
     def __init__(
         self,

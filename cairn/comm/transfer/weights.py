@@ -34,7 +34,7 @@ class Packed(NamedTuple):
 
 
 def pack(rank: int, held: Iterable[Held], region: str = REGION) -> Packed:
-    """One behind the other in the given order, each at an aligned address."""
+    """Pack tensors consecutively in the given order, each at an aligned address."""
     shards, end = [], 0
     for tensor, itemsize, box in held:
         if volume(box):

@@ -75,27 +75,27 @@ class Wire:
         self._queue.put((frame, payload))
 
     def finish(self) -> None:
-        """What waits to be sent is the last of it."""
+        """Send what is queued, then stop sending."""
         self._queue.put(None)
 
     def drain(self, deadline: float) -> None:
-        """After finish(): returns when all of it is sent, or at `deadline` of the monotonic clock."""
+        """Wait until everything queued before finish() is sent, or until `deadline` of the monotonic clock."""
         if self._writer.ident is not None:  # a connection that is just being made has no writer yet
             self._writer.join(timeout=max(deadline - time.monotonic(), 0))
 
     def close(self) -> None:
-        """At once, on both sides; whatever waits to be sent is dropped."""
+        """Close both directions immediately and drop what is queued."""
         self._queue.put(None)
         with contextlib.suppress(OSError):  # the other side may have closed it
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """After close(), from the thread that reads: nothing of this connection is left."""
+        """Release the connection; called by the reading thread after close()."""
         self._writer.join(timeout=5)
         self.socket.close()
 
     def readable(self) -> bool:
-        """Whether something has arrived that the reader has not come to yet."""
+        """Return whether data has arrived that has not been read yet."""
         poll = select.poll()  # not select(), which knows no descriptor beyond 1023
         try:
             poll.register(self.socket, select.POLLIN)
@@ -171,7 +171,7 @@ class Wire:
 
 
 def outgoing(payload: Scattered) -> Iterator[list[memoryview]]:
-    """What to send, a system call at a time."""
+    """Yield the buffers of one system call after the other."""
     if not payload.short():
         yield from direct(payload)
         return
@@ -211,7 +211,7 @@ def packed_starts(sizes: Offsets) -> Offsets:
 
 
 def behind(pieces: list[memoryview], skip: int) -> list[memoryview]:
-    """What is left after `done` bytes."""
+    """The pieces that remain after the first `skip` bytes."""
     for place, piece in enumerate(pieces):
         if skip < len(piece):
             return [piece[skip:], *pieces[place + 1 :]]

@@ -26,7 +26,7 @@ def forced(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> list[
     import torch
     import torch.distributed as dist
 
-    from cairn.comm.backend import Options
+    from cairn.labs.torch_backend import Options
 
     groups = [dist.new_group(backend="cairn", pg_options=Options(schedule=name)) for name in TRIED]
     vectors = [torch.ones(size // 4) for size in sizes]
@@ -50,7 +50,7 @@ def held_out(sweep: Sweep) -> tuple[float, list[tuple[int, float, float, str]]]:
 
 
 def run(bench: Workbench) -> Outcome:
-    from cairn.comm.backend.choice import Places, ranked
+    from cairn.labs.torch_backend.choice import Places, ranked
 
     name = "8 x H200"
     sweep = next(one for one in ALL_REDUCE if one.name == name)

@@ -48,7 +48,7 @@ def reduced(rank: int, count: int, numbers: int, scale: float) -> RankResult:
     import torch
     import torch.distributed as dist
 
-    from cairn.comm.backend import Options
+    from cairn.labs.torch_backend import Options
 
     workers, aggregator = list(range(count - 1)), count - 1
     counter = counted_bytes()

@@ -95,7 +95,7 @@ def move(
     import torch
     import torch.distributed as dist
 
-    import cairn.comm.backend  # noqa: F401  registers itself
+    import cairn.labs.torch_backend  # noqa: F401  registers itself
 
     pattern = (torch.arange(size) % 251).to(torch.uint8)
     dist.destroy_process_group()

@@ -114,7 +114,7 @@ def _train(
 ) -> tuple[list[tuple[float, float]], float]:
     import torch
 
-    from cairn.comm.backend.sparse import share_of_dense
+    from cairn.labs.torch_backend.sparse import share_of_dense
 
     features = inputs[0].shape[1]
     weights, rate = torch.zeros(features), 0.15
