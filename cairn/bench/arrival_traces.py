@@ -1,4 +1,4 @@
-"""What did a real service get to do, and when? Traces of requests: times and lengths, never texts.
+"""Request traces of real services: arrival times and lengths, without texts.
 
     Mooncake (JSONL)   {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}
                        milliseconds; each id stands for 512 tokens, and equal ids for equal tokens: prefixes are shared
@@ -29,7 +29,7 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class Traced(msgspec.Struct, frozen=True):
-    """One request of a trace."""
+    """A request of a trace."""
 
     at_s: float  # after the first
     input_tokens: int
@@ -94,7 +94,7 @@ def parse_azure(text: str, where: str = "trace") -> Iterator[Traced]:
 
 
 def _seconds(stamp: str) -> float:
-    """Of "2023-11-16 18:15:46.6805900": seven digits, where Python keeps six; without a zone it is UTC."""
+    """Parse "2023-11-16 18:15:46.6805900" (seven digits, Python keeps six); without a zone it is UTC."""
     match = STAMP.fullmatch(stamp.strip())
     if match is None:
         raise ValueError(f"'{stamp}' is no time")

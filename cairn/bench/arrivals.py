@@ -73,7 +73,7 @@ def times(
 def cut(
     arrivals: Iterable[float], count: int | None = None, duration_s: float | None = None
 ) -> list[float]:
-    """What comes before `duration_s`, at most `count`."""
+    """The arrivals before `duration_s`, at most `count`."""
     soon = arrivals
     if duration_s is not None:
         soon = itertools.takewhile(lambda moment: moment < duration_s, soon)

@@ -1,4 +1,4 @@
-"""How does one request fare as its prompt grows? Time to the first token and per token, by length.
+"""Latency of a single request by prompt length: time to the first token and per token.
 
     for each length: a prompt of so many tokens into an idle engine with an empty prefix cache -> one Row
 
@@ -30,7 +30,7 @@ STEP = 7919  # a prime: no two prompts of these lengths begin alike
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One length of one model; seconds. `failure` says why a row has no times."""
+    """Result for one length of one model, in seconds. `failure` is the reason why a row has no times."""
 
     shape: str
     dtype: str

@@ -1,4 +1,4 @@
-"""One run of a workload on an engine in this process: from the first request to the last token on the host.
+"""Run of a workload on an engine in this process, from the first request to the last token on the host.
 
 A further turn of a conversation is sent as soon as the turn before it has its answer, with that answer in its prompt.
 """
@@ -54,7 +54,7 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
 
 
 def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":
-    """Those that follow no other."""
+    """Submit the requests that do not depend on another one."""
     return [
         _add(engine, at, one, one.prompt) for at, one in enumerate(chosen) if one.follows is None
     ]

@@ -1,4 +1,4 @@
-"""What does an HTTP/1.1 server say, piece by piece? A reader of one response and of the events in it.
+"""Incremental reader of an HTTP/1.1 response and of its server-sent events.
 
     bytes of the socket --Response.feed--> pieces of the body --Events.feed--> the data of each server-sent event
 
@@ -19,7 +19,7 @@ class ProtocolError(CairnError):
 
 
 class Response:
-    """One response, from its first byte to its last, read by httptools. `status` is 0 until the head is there."""
+    """A response parsed by httptools. `status` is 0 until the head has arrived."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -32,12 +32,12 @@ class Response:
 
     @property
     def reusable(self) -> bool:
-        """Whether another request can go down the same connection."""
+        """Return whether the connection can be used for another request."""
         return self.done and self._framed and self._keep_alive
 
     @property
     def _framed(self) -> bool:
-        """Whether the response says where it ends; else it ends with the connection."""
+        """Return whether the response states its length; otherwise it ends with the connection."""
         if "transfer-encoding" in self.headers or "content-length" in self.headers:
             return True
         return self.status in (204, 304)

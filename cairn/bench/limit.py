@@ -1,4 +1,4 @@
-"""How fast could these requests be served on this machine at best?
+"""Upper bound of the throughput of a set of requests on this machine.
 
     limit = max(bytes / copy bandwidth, flops / matmul rate), both rates measured here
 
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """Of one weight, on average, and of one key or value."""
+    """Average bytes of a weight, and of a key or value element."""
 
     weight: float
     value: float

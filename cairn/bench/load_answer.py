@@ -29,7 +29,7 @@ KINDS = {
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """One request; seconds of one clock."""
+    """Timestamps of a request in seconds of one clock."""
 
     due_s: float
     sent_s: float
@@ -179,8 +179,11 @@ class Answer:
 
 
 def _has_tokens(choice: _Choice) -> bool:
-    """In a chat an event may bring the role alone; of a completion each one before the last brings tokens, even where
-    they are no whole character yet."""
+    """Return whether an event carries tokens.
+
+    A chat event may carry only the role. Every completion event before the last one carries tokens, even if its text
+    is empty because the character is incomplete.
+    """
     if choice.delta is not None:
         return bool(choice.delta)
     return bool(choice.text) or (choice.text is not None and choice.finish_reason is None)

@@ -25,7 +25,7 @@ IDLE_S = 2.0  # a connection that has been idle for longer may be about to be cl
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Which server, and how to ask it."""
+    """The server and endpoint under test."""
 
     url: str
     model: str = ""
@@ -45,7 +45,7 @@ class Prepared(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; the time of each piece is taken when it arrives."""
+    """Connection for one request at a time; each piece is timestamped on arrival."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -26,7 +26,7 @@ class Sender(Protocol, Generic[P]):
 
 
 def ignore(ended: int, in_flight: int) -> None:
-    """For who does not watch."""
+    """Progress callback that does nothing."""
 
 
 async def open_loop(
@@ -36,7 +36,7 @@ async def open_loop(
     limit: int | None = None,
     moved: Moved = ignore,
 ) -> list[Record]:
-    """One request for each arrival, at most `limit` at once: what waits for that has been due all the while."""
+    """Send one request for each arrival, at most `limit` at once; a request that waits for the limit counts as due."""
     loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(limit) if limit is not None else None
     records: list[Record] = []

@@ -1,4 +1,4 @@
-"""What requests ask for besides tokens: sampling parameters, log-probabilities, answers that follow a schema.
+"""Request features besides tokens: sampling parameters, log probabilities, structured output.
 
     sampled      each request has other sampling parameters than the one before it
     logprobs     the log-probabilities of the 5 likeliest tokens
@@ -29,7 +29,7 @@ SCHEMA = {
 
 
 def fields(mix: Mix, endpoint: str) -> Iterator[Mapping[str, Any]]:
-    """For one request after another, without end."""
+    """Endless iterator over the fields of successive requests."""
     if mix == "sampled":
         return itertools.cycle(SAMPLING)
     if mix == "logprobs":

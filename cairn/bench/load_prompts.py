@@ -51,7 +51,7 @@ _WORDS = """
 
 
 class Ask(NamedTuple):
-    """One request: what goes in, and how many tokens at most come out."""
+    """A request: its prompt and its maximum number of output tokens."""
 
     prompt: str | list[int]
     output_tokens: int

@@ -263,7 +263,7 @@ def _point(row: Row, records: Sequence[Record]) -> list[Markup]:
 
 
 def _cumulative(name: str, seconds: Sequence[float | None], limit_s: float | None) -> Markup:
-    """How many of a hundred were at most this slow."""
+    """Plot of the cumulative distribution of a latency."""
     values = [value * 1e3 for value in seconds if value is not None]
     shares = np.linspace(0, 100, 201 if len(values) > 200 else max(len(values), 2))
     points = (

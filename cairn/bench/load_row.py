@@ -1,4 +1,4 @@
-"""One point of a load test as figures: from records to a Row, and from rows to the file they are kept in.
+"""Row of a load test: computed from records, stored in a file.
 
     Record, Record, ... --summarize--> Row --report--> ServeReport {command, commit, date, device, versions, rows}
 
@@ -38,7 +38,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One point: latencies in milliseconds, of the requests that were answered."""
+    """Result of one load: latencies in milliseconds, of the successful requests."""
 
     label: str
     model: str

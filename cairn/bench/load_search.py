@@ -49,7 +49,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 def next_rate(
     tried: Sequence[Tried], low: float, high: float | None = None, resolution: float = 0.05
 ) -> float | None:
-    """What to measure now; None: the search is over, and `bracket` has what it found."""
+    """The next rate to measure, or None when the search is over and `bracket` has the result."""
     check_bounds(low, high, resolution)
     best, worst = found = bracket(tried)
     if not tried:

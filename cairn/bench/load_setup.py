@@ -1,4 +1,4 @@
-"""What is asked of a server, and how fast: the setting of a load test, and the requests that follow from it.
+"""Setup of a load test, and the requests that follow from it.
 
     Setup (whom, what, how long) + Load (a rate, or so many at a time) -> when each request is due, what it asks
 
@@ -24,7 +24,7 @@ Dataset = Literal["random", "sharegpt-like", "agents", "long", "trace"]
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the server; a point adds how fast."""
+    """Workload of a load test without its rate."""
 
     target: Target
     label: str = "server"
@@ -67,7 +67,7 @@ def describe(load: Load, setup: Setup) -> str:
 
 
 def workload(setup: Setup) -> str:
-    """What is asked, in words: rows with the same words, load and label are of the same test."""
+    """Description of the workload. Rows with equal description, load and label belong to the same test."""
     limits = {"in": setup.input_tokens, "out": setup.output_tokens}
     if setup.dataset == "random":
         limits = {
@@ -103,7 +103,7 @@ def due_times(setup: Setup, load: Load) -> list[float] | None:
 
 
 def prompts(setup: Setup, place: int) -> Iterator[Ask]:
-    """Of the point with this number in a sweep: no other point has the same."""
+    """The requests of a point of a sweep; each point has different prompts."""
     asked = load_prompts.asks(_shapes(setup), setup.form, setup.vocab, f"{setup.seed} {place}")
     more = fields(setup.mix, setup.target.endpoint)
     return (ask._replace(fields=own) for ask, own in zip(asked, more, strict=False))

@@ -1,4 +1,4 @@
-"""What do the records say? Percentiles with their uncertainty, throughput, goodput, and what was only warming up.
+"""Statistics of the records: percentiles with confidence intervals, throughput, goodput, warm-up detection.
 
     begin          steady window                    last arrival       end
     |--- warm-up --|--------------------------------|---- drain -------|
@@ -61,7 +61,7 @@ _T = (
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How a quantity is distributed; each interval holds the value before it with 95% confidence."""
+    """Distribution of a quantity; each interval contains the preceding value with 95% confidence."""
 
     count: int
     mean: float
@@ -76,7 +76,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request has to keep to be a good one; None promises nothing."""
+    """Latency limits that a request must meet to count for goodput; None is no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -93,7 +93,7 @@ class Window(NamedTuple):
 
 
 def spread(values: Values, seed: int = 0) -> Spread | None:
-    """In order of time, since neighbours count as such; None of nothing."""
+    """Distribution of values in time order, which the interval of a correlated mean needs; None for no values."""
     array = np.asarray(values, dtype=float)
     if array.size == 0:
         return None
@@ -148,7 +148,7 @@ def block_bootstrap(
 
 
 def t_interval(values: Values) -> Interval | None:
-    """Of the mean of independent values; None of fewer than two."""
+    """Confidence interval of the mean of independent values; None for fewer than two."""
     array = np.asarray(values, dtype=float)
     freedom = len(array) - 1
     if freedom < 1:
@@ -159,7 +159,7 @@ def t_interval(values: Values) -> Interval | None:
 
 
 def warmup_length(values: Values, batch: int = MSER_BATCH) -> int:
-    """How many of the first values to leave out; never more than half of them (then there is no steady state)."""
+    """Number of leading values to drop as warm-up; at most half of them, otherwise there is no steady state."""
     array = np.asarray(values, dtype=float)
     batches = len(array) // batch
     if batches < 4:
@@ -173,12 +173,12 @@ def warmup_length(values: Values, batch: int = MSER_BATCH) -> int:
 
 
 def whole_window(records: Sequence[Record]) -> Window:
-    """From the first request that was due to the last answer."""
+    """The time from the first due request to the last response."""
     return Window(min(record.due_s for record in records), max(record.end_s for record in records))
 
 
 def steady_window(records: Sequence[Record], last_start_s: float | None = None) -> Window:
-    """Without the warm-up, and without the time after the last arrival, when the load sinks."""
+    """The time without the warm-up and without the decreasing load after the last arrival."""
     ordered = sorted(records, key=lambda record: record.due_s)
     good = [record for record in ordered if record.error is None]
     end_s = ordered[-1].due_s if last_start_s is None else last_start_s
@@ -226,12 +226,12 @@ def is_good(record: Record, slo: Slo) -> bool:
 
 
 def errors(records: Sequence[Record]) -> dict[str, int]:
-    """How many of each kind, most first."""
+    """Count the errors by message, most frequent first."""
     return dict(Counter(r.error for r in records if r.error is not None).most_common())
 
 
 def in_flight(records: Sequence[Record]) -> list[tuple[float, int]]:
-    """How many requests were under way, after each change; a request counts from when it was due."""
+    """Number of requests in flight after each change; a request counts from its due time."""
     changes = Counter[float]()
     for record in records:
         changes[record.due_s] += 1

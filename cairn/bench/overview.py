@@ -80,7 +80,7 @@ def _there(row: dict[str, Any], other: dict[str, Any], keys: Sequence[str], figu
 
 
 def _form(row: dict[str, Any]) -> str:
-    """What is not in the type of the model, and who drafts: "fp8, fp8 KV"."""
+    """Describe deviations from the model's dtype, and the drafter: "fp8, fp8 KV"."""
     names = ("", " KV", " head")
     parts = [row[part] + name for part, name in zip(FORM, names, strict=True) if row.get(part)]
     if row.get("speculate"):

@@ -118,7 +118,7 @@ def _healthy(url: str) -> bool:
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
-    """As an operator does it; by force only where that does not help."""
+    """Terminate the server, and kill it if it does not exit."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -86,7 +86,7 @@ def paced_serving(
     prefix_caching: bool = False,
     ahead_s: float = 0.0,
 ) -> Serving:
-    """For a `Service`, in a thread of its own."""
+    """A paced engine in a thread, for a `Service`."""
     engine = EngineThread(paced_engine(opened, limits, step_seconds, prefix_caching, ahead_s))
     return Serving(opened, limits, engine, names=[name])
 

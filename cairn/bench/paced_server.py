@@ -47,7 +47,7 @@ class ServerThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """In which it serves."""
+        """The event loop of the server."""
         assert self._server._loop is not None
         return self._server._loop
 

@@ -1,4 +1,4 @@
-"""Where does the time of a step go, and how far is each part from its floor?
+"""Profile of serving steps: the time of each part and its distance from the floor.
 
     run 1   the whole workload, as `throughput` runs it   -> the ledger: parts of a step beside their floors
     run 2   a few steps under torch's profiler            -> the table of kernels (operations, on a CPU)
@@ -36,7 +36,7 @@ Ran = Callable[[str], None]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the steps of a kind; milliseconds."""
+    """Times of one part of the steps of a type, in milliseconds."""
 
     part: str
     median_ms: float
@@ -82,7 +82,7 @@ class Watched(Scheduler):
 
 
 class Seen(NamedTuple):
-    """One step: what it had to do, how long it took."""
+    """A measured step: its chunks and its times."""
 
     chunks: list[Chunk]
     times: StepTimes
@@ -186,7 +186,7 @@ def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) ->
 
 
 def floor_s(bench: Bench, chunks: Sequence[Chunk]) -> float:
-    """What these tokens have to read and compute, at the ceilings of this machine."""
+    """Minimum time of a step with these chunks at the ceilings of this machine."""
     work = [SequenceWork(chunk.count, chunk.start, chunk.samples) for chunk in chunks]
     return bench.ceiling.floor_s(step_cost(bench.spec, work, *reversed(bench.each)), bench.rate)
 

@@ -1,4 +1,4 @@
-"""Where does the time of a training step go, and where the memory?
+"""Profile of a training step: time and memory of each part.
 
     whole steps, as they train                             -> the time of a step, beside its floor
     steps with the device idle between their parts         -> the ledger: forward, backward, norm, update
@@ -115,7 +115,7 @@ def profile(
 
 
 def _parts(bench: Bench, device: torch.device) -> dict[str, float]:
-    """One step taken apart, for one process; it trains as `train_step` does."""
+    """Time the parts of a training step in one process; it trains as `train_step` does."""
     state = bench.state
     parallel, took = state.parallel, dict.fromkeys(PARTS, 0.0)
     valid = valid_tokens([batch.targets_T for batch in bench.batches], bench.state.device)
@@ -152,7 +152,7 @@ def _parts(bench: Bench, device: torch.device) -> dict[str, float]:
 
 
 def _seconds(device: torch.device, call: Callable[[], object]) -> float:
-    """From an idle device to an idle device."""
+    """Time of a call, with the device idle before and after it."""
     _wait(device)
     began = time.perf_counter()
     call()

@@ -1,4 +1,4 @@
-"""Which kernels ran in a few steps, how often, and how long? Kernels on a GPU, torch's operations on a CPU.
+"""Profile of kernels over a few steps: counts and times, of kernels on a GPU and of torch operations on a CPU.
 
 Uses torch's profiler for the length of a window and no longer: it slows down what it looks at, which is why times of
 steps come from runs without it.
@@ -31,7 +31,7 @@ class Window(NamedTuple):
     ran: list[tuple[str, int, int, int]]  # name, start and duration in ns of the wall clock, stream
 
     def busy_s(self) -> float:
-        """For how long some kernel ran: streams, and a kernel and the successor that starts early, count once."""
+        """Time in which any kernel ran; overlapping kernels and streams count once."""
         total = ended = 0
         for start, end in sorted((start, start + duration) for _, start, duration, _ in self.ran):
             total += max(0, end - max(start, ended))

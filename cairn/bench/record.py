@@ -1,4 +1,4 @@
-"""Where a figure comes from: a result without its command, commit and versions cannot be repeated.
+"""Provenance of a record: command, commit and versions, without which a result cannot be reproduced.
 
     {command, commit, date, device, versions, ...results}
 
@@ -170,7 +170,7 @@ def grouped(rows: Sequence[Kept], group: Callable[[Kept], object]) -> list[Kept]
 
 
 def all_commands(before: str | None, now: str) -> str:
-    """What has to be run to measure everything in a record again."""
+    """The commands that reproduce everything in a record."""
     return "; ".join(dict.fromkeys([*(before.split("; ") if before else []), now]))
 
 

@@ -1,4 +1,4 @@
-"""How does a server hold up under load? One point per rate (or per number of requests at a time), after a warm-up.
+"""Load test of a server: one point per rate or concurrency, after a warm-up.
 
     server --ask for its model--> --warm-up, alone, then under load-->
         point: arrivals + prompts -> drive -> records -> Row --> ServeReport
@@ -74,7 +74,7 @@ async def find_model(client: LoadClient) -> str:
 
 
 async def find_vocabulary(client: LoadClient) -> int | None:
-    """How many token ids a server of ours knows; None where the server does not say."""
+    """Vocabulary size of a Cairn server; None for other servers."""
     try:
         status, body = await client.get("/cairn/model")
         return int(msgspec.json.decode(body)["vocabulary"]) if status == 200 else None
@@ -83,7 +83,7 @@ async def find_vocabulary(client: LoadClient) -> int | None:
 
 
 async def warm_up(client: LoadClient, setup: Setup) -> None:
-    """One request alone, which has to succeed, then the others at once."""
+    """Send one request, which must succeed, then the others concurrently."""
     asks = prompts(setup, -1)
     clock = asyncio.get_running_loop().time
     first = await client.send(client.prepare(next(asks)), clock())
@@ -103,7 +103,7 @@ async def warm_up(client: LoadClient, setup: Setup) -> None:
 async def warm_up_under(
     client: LoadClient, setup: Setup, load: Load, watch: Watch | None = None
 ) -> None:
-    """For `warmup_s` what the first point will be: caches, graphs and clocks settle. Nothing of it counts."""
+    """Apply the first point's load for `warmup_s` without recording it, so that caches, graphs and clocks settle."""
     if setup.warmup_s <= 0:
         return
     shorter = msgspec.structs.replace(setup, duration_s=setup.warmup_s, count=None)
@@ -114,7 +114,7 @@ async def warm_up_under(
 async def measure(
     client: LoadClient, setup: Setup, load: Load, place: int = 0, watch: Watch | None = None
 ) -> tuple[Row, list[Record]]:
-    """One point. `place` is its number in the sweep: other points have other prompts."""
+    """Measure one point. `place` is its index in the sweep, which selects its prompts."""
     due = due_times(setup, load)
     total = len(due) if due is not None else setup.count
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""How many tokens per second does the engine serve, and how many could it at best?
+"""Offline throughput of the engine, and its upper bound.
 
     open model -> ceilings of this machine -> engine [-> first run] -> warm-up -> runs of each workload -> Row -> JSON
 
@@ -42,7 +42,7 @@ Ran = Callable[[str], None]  # a run has ended; what it was
 
 
 class StepLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the host's time went in the median step of the best run; milliseconds."""
+    """Host time of the median step of the best run by phase, in milliseconds."""
 
     schedule_ms: float
     launch_ms: float
@@ -96,7 +96,7 @@ class Report(Origin, frozen=True, kw_only=True):
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """One model as it is measured."""
+    """Model and options under test."""
 
     shape: str  # a preset, or the name of a model with weights
     model: str  # what the engine opens
@@ -194,7 +194,7 @@ def prepare(setup: Setup) -> Bench:
 
 
 def _context(names: Sequence[str], scale: float, spec: "ModelSpec") -> int:
-    """As long as the longest request of these workloads, as far as the model goes."""
+    """Context length for the longest request of these workloads, limited by the model."""
     longest = [totals(requests(name, scale)).longest for name in names]
     return min(max([CONTEXT, *longest]), spec.context)
 
@@ -216,7 +216,7 @@ def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
 
 
 def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
-    """What the forms of this engine read for a weight and for a key or value."""
+    """Bytes that this engine reads for a weight and for a key or value element."""
     from cairn.models.experts import ExpertLayer
     from cairn.models.linear.maps import linears
 
@@ -274,7 +274,7 @@ def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
 
 
 def captures_more(engine: "Engine") -> bool:
-    """Whether the same requests once more would capture graphs."""
+    """Return whether repeating the requests would capture more graphs."""
     graphs = getattr(engine.runner, "graphs", None)
     return graphs is not None and not graphs.is_settled
 

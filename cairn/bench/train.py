@@ -1,4 +1,4 @@
-"""How many tokens per second does the trainer learn from, and what share of the machine is that?
+"""Training throughput in tokens per second, and its MFU.
 
     shape -> state as `cairn train` has it -> warm-up -> rounds of steps on random tokens -> Row -> training.json
 
@@ -191,7 +191,7 @@ def prepare(setup: Setup) -> Bench:
 
 
 def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
-    """One row; what does not fit is a row with a failure, not an exception."""
+    """Measure one row. Running out of memory gives a row with a failure, not an exception."""
     import torch
 
     blank = Row(

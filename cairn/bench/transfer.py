@@ -1,4 +1,4 @@
-"""How fast do KV pages and weights get from one process to another, by transport and by length of run?
+"""Transfer rate of KV blocks and weights between processes, by transport and run length.
 
     memcpy       the same runs copied within this process: no transport of one machine can beat it by much
     moves        reads and writes of scattered runs, 256 B to 4 MiB, between two processes
@@ -111,7 +111,7 @@ def tasks(kinds: list[str], repeats: int) -> list[Task]:
 
 
 def usable(kinds: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Those that work here, and why the others do not."""
+    """The transports that work here, and the reasons why the others do not."""
     reasons = {kind: unusable(kind) for kind in kinds}
     return (
         [kind for kind in kinds if reasons[kind] is None],
@@ -125,7 +125,7 @@ def paths_here() -> TransferPaths:
 
 
 class Memcpy:
-    """What this process copies by itself, for the same runs."""
+    """Reference: copies of the same runs within this process."""
 
     def __init__(self, repeats: int) -> None:
         self.repeats = repeats

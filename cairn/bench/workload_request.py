@@ -1,4 +1,4 @@
-"""One request of a workload: what goes in, how it is sampled, how many tokens come out."""
+"""Request of a workload: prompt, sampling parameters and output length."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -34,7 +34,7 @@ NOTICE_S = 60.0  # within which a fault that must be noticed is
 
 
 class FaultOutcome(msgspec.Struct, kw_only=True):
-    """One fault, and what became of it; seconds are from the fault itself."""
+    """An injected fault and its outcome; times are relative to the injection."""
 
     kind: str
     target: str
@@ -204,7 +204,7 @@ class _Chaos:
         )
 
     def _until(self, ready: Callable[[RunStatus], bool]) -> RunStatus | None:
-        """None when the job is over first."""
+        """Wait for a status; None if the job ends first."""
         while self.process.poll() is None and time.monotonic() < self.deadline:
             state = look(self.run)
             if state is not None:
@@ -215,7 +215,7 @@ class _Chaos:
         return None
 
     def match(self, events: list[AnyEvent]) -> None:
-        """Which finding belongs to which fault: the first one after it."""
+        """Match each fault with the first failure recorded after it."""
         failures = [(n, event) for n, event in enumerate(events) if isinstance(event, Failed)]
         ledger = read_ledger(self.run)
         incidents = list(ledger.incidents) if ledger else []
@@ -280,7 +280,7 @@ def complaints_of(report: Report, plan: Plan) -> list[str]:
 
 
 def last_lines(path: Path, count: int = 5) -> str:
-    """What a job said last; its folder may be gone when this is read."""
+    """Last lines of a job's output; its folder may have been removed."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-count:]) or "(nothing)"
     except OSError:
@@ -291,7 +291,7 @@ def last_lines(path: Path, count: int = 5) -> str:
 
 
 def start_process(plan: Plan, run: Path, extra: dict[str, str]) -> subprocess.Popen[bytes]:
-    """What it prints goes to a file beside its folder."""
+    """Start a run whose output goes to a file next to its folder."""
     words = [sys.executable, "-m", "cairn"] if plan.argv[0] == "cairn" else [plan.argv[0]]
     argv = [*words, *plan.argv[1:], "--out", str(run)]
     try:
@@ -356,7 +356,7 @@ def _losses(run: Path) -> dict[int, tuple[float | None, float | None]]:
 
 
 def _compare(folder: Path) -> tuple[bool, float | None]:
-    """Whether every logged step has the same loss and the same norm; and the largest difference of a loss."""
+    """Compare all logged steps: whether loss and norm are equal, and the largest difference of the loss."""
     one, other = _losses(folder / "unbroken"), _losses(folder / "broken")
     both = [(one[step][0], other[step][0]) for step in one.keys() & other.keys()]
     worst = max((abs(a - b) for a, b in both if a is not None and b is not None), default=None)

@@ -42,7 +42,7 @@ class RankSeen(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What RUN/recovery/status.json says, as far as it matters here."""
+    """The fields of RUN/recovery/status.json that faults need."""
 
     life: int
     driver: int
@@ -110,7 +110,7 @@ def _signal(pids: list[int], number: signal.Signals, word: str) -> str:
 
 
 def slow_down(pids: list[int], fault: Fault) -> None:
-    """On a busy machine this thread comes late, too: who has run for longer stands still for longer after it."""
+    """Slow processes down with SIGSTOP and SIGCONT. Late wake-ups on a busy machine are compensated by longer stops."""
     end = time.monotonic() + fault.seconds
     ran_s = PERIOD_S * fault.duty
     try:
@@ -127,7 +127,7 @@ def slow_down(pids: list[int], fault: Fault) -> None:
 
 
 def _fill(pids: list[int], fault: Fault) -> str:
-    """As a full disk or a quota: writing fails where a file would grow beyond the limit."""
+    """Simulate a full disk or quota: writes fail when a file would grow beyond the limit."""
     size = parse_bytes(fault.limit)
     for pid in pids:
         try:
@@ -138,7 +138,7 @@ def _fill(pids: list[int], fault: Fault) -> str:
 
 
 def corrupt_newest(run: Path, chance: random.Random) -> str:
-    """One byte in the middle of the newest complete checkpoint is changed."""
+    """Change a byte in the middle of the newest complete checkpoint."""
     complete = sorted(run.glob("checkpoints/step-*/COMPLETE"))
     if not complete:
         raise NotPermitted(f"{run} has no complete checkpoint to corrupt yet")

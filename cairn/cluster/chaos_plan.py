@@ -1,4 +1,4 @@
-"""What is to be broken, and when: a chaos plan as data.
+"""Chaos plan as data: the faults and their times.
 
     name = "kill-rank"
     argv = ["cairn", "train", "{here}/tiny.toml"]  the job; {here}: the plan's folder; --out is added
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Due(msgspec.Struct, frozen=True):
-    """One fault at one step."""
+    """A fault at a step."""
 
     step: int
     fault: Fault

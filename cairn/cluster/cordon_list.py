@@ -41,7 +41,7 @@ def current(now: float | None = None) -> Cordons:
 
 
 def learned(cordons: Cordons, failures: Iterable[RankFailure], now: float) -> Cordons:
-    """With every end that is laid to a node and was not counted yet. Pure."""
+    """Add every failure that is attributed to a node and was not counted yet. Pure."""
     for failure in sorted(failures, key=lambda failure: failure.at):
         if not failure.is_own or now - failure.at > DAY_S or _counted(cordons, failure):
             continue

@@ -1,4 +1,4 @@
-"""How the ranks of a job are started through torch elastic, as argv and environment. Pure; starts nothing.
+"""Arguments and environment that start the ranks of a job through torch elastic. Pure; starts nothing.
 
     store (one process that is no rank) <-- agent of node 0 (torchrun) --> rank 0, 1     each wrapped by `cluster.rank`
                                         <-- agent of node 1 (torchrun) --> rank 2, 3
@@ -33,7 +33,7 @@ JOIN_S = 600  # how long an agent waits for the others before it gives up
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agents of one attempt meet."""
+    """Rendezvous of the agents of one attempt."""
 
     endpoint: str  # host:port, may hold $VARIABLES of a shell
     run: str  # differs from attempt to attempt
@@ -52,7 +52,7 @@ def agent_argv(
     local_address: str | None = None,
     python: str = sys.executable,
 ) -> list[str]:
-    """One agent; the same on every node of the group."""
+    """Command of an agent, equal on every node of the group."""
     health = max(1, round(parse_duration(job.health.heartbeat)))
     last_call = max(1, round(parse_duration(job.elastic.last_call)))
     settings = {
@@ -91,7 +91,7 @@ def rank_argv(argv: Sequence[str], python: str = sys.executable) -> list[str]:
 
 
 def agent_env(job: Job, group: Group, *, folder: str | None, loopback: bool) -> dict[str, str]:
-    """What an agent and its ranks find in their environment, besides what the job says."""
+    """Environment of an agent and its ranks in addition to the job's variables."""
     env = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_ENABLE_FILE_TIMER": "0",
@@ -113,7 +113,7 @@ def agent_env(job: Job, group: Group, *, folder: str | None, loopback: bool) -> 
 
 
 def recovery_env(job: Job, group: Group) -> dict[str, str]:
-    """For `cairn train`: what the job says about failures, as its recipe's [recovery].
+    """Environment that sets the recipe's [recovery] of `cairn train` from the job's failure settings.
 
     Ranks of an elastic role are started anew by their agents, and read their state from the memory of the nodes that
     are left; a `direct` role looks after ranks of its own.

@@ -1,4 +1,4 @@
-"""Where a job's time went, for people: read from the folder of the run, while it runs or after.
+"""Report of a job's time: read from the folder of the run, while it runs or after.
 
     RUN/recovery/ledger.json  --read_ledger-->  one line for `cairn jobs why`, a table, Prometheus text
 
@@ -24,7 +24,7 @@ MEANING = {
 
 
 def why(run: Path, over: str = "") -> str | None:
-    """In one line: the state, the share of productive time, the last failure, who is slow; None without a ledger.
+    """Describe a run in one line: state, productive share, last failure, stragglers; None without a ledger.
 
     `over`: how the job ended, where its ranks could not say so any more.
     """
@@ -49,6 +49,6 @@ def rows(ledger: Ledger) -> list[list[str]]:
 
 
 def scrape(run: Path) -> str | None:
-    """As /metrics shows it."""
+    """The ledger in Prometheus's text format."""
     ledger = read_ledger(run)
     return None if ledger is None else metrics_text(ledger)

@@ -20,7 +20,7 @@ from cairn.core.cordon import Cordons
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node must have at least; the fields say of what."""
+    """Minimum resources of a healthy node."""
 
     free_memory: float = 0.02  # share
     free_disk_bytes: int = 1 << 30
@@ -88,7 +88,7 @@ def examine(cordons: Cordons, vitals: Vitals, now: float, limits: Limits = Limit
 
 
 def fitness(env: Mapping[str, str], folder: Path) -> tuple[list[str], bool]:
-    """What is wrong with this machine, as a rank that starts here has to look; and whether it must not start."""
+    """Problems of this machine found by a starting rank, and whether they prevent the start."""
     how = env.get("CAIRN_JOB_HEALTH", "warn")
     first = env.get("LOCAL_RANK", "0") == "0"  # one for all ranks of a node
     if how == "off" or not first:

@@ -1,10 +1,10 @@
-"""What an engine has: nodes, how near they are to each other, and queues. Filled in by a backend, read by `resolve`."""
+"""Inventory of a cluster: nodes, their topology, and queues. Filled in by a backend, read by `resolve`."""
 
 import msgspec
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine, whole: what is free right now is the engine's business."""
+    """A machine with its total resources; free resources are left to the engine."""
 
     name: str
     gpus: int = 0

@@ -20,7 +20,7 @@ PATIENCE_S = 5.0
 
 
 def mark_of(env: Mapping[str, str]) -> dict[str, str]:
-    """What the processes of one node of one run have in common; empty where that is not known."""
+    """Environment variables that identify the processes of one node of a run; empty if they are not set."""
     marks = {name: env[name] for name in OF_A_NODE if name in env}
     return marks if len(marks) == len(OF_A_NODE) else {}
 

@@ -1,4 +1,4 @@
-"""What a supervisor needs of an engine that only holds processes: places for nodes, all at once, and a hold on each.
+"""Interface for engines that only run processes: gang reservation of nodes, and a handle to each node's process.
 
     reserve -> start(reserved) -> Handle.poll, Handle.end -> release
 
@@ -27,7 +27,7 @@ class Handle(Protocol):
     """A node that runs an agent."""
 
     def poll(self) -> int | None:
-        """None while it runs; an exit status; a negative signal or LOST for a node that has gone."""
+        """Return None while the process runs, its exit status or negative signal, or LOST for a lost node."""
         ...
 
     def end(self, kill: bool = False) -> None: ...
@@ -53,7 +53,7 @@ class NodeReservation(Protocol):
 
 
 class Place(msgspec.Struct, kw_only=True):
-    """What is known of one reserved node."""
+    """State of a reserved node."""
 
     reserved: ReservedNode
     handle: Handle | None = None

@@ -1,4 +1,4 @@
-"""What the nodes of a job are started with, where a supervisor starts them: argv and environment. Pure.
+"""Arguments and environment of the node processes that a supervisor starts. Pure.
 
     Run (this job, this attempt, where to meet)  +  ReservedNode (which node)   -->   argv_of, env_of
 
@@ -16,7 +16,7 @@ from cairn.cluster.spec import Job
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at a job; its nodes meet no node of another attempt."""
+    """An attempt of a job; its nodes never join the rendezvous of another attempt."""
 
     job: Job
     record: Record

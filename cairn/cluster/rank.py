@@ -1,4 +1,4 @@
-"""One rank: fills in its place, starts the program, passes its lines on, and tells how it ended. Run by an agent.
+"""Process of one rank, run by an agent: expands placeholders, starts the program, forwards its output, reports its end.
 
     python -m cairn.cluster.rank -- cairn train tiny-cpu --dp {world}
     r0| step 1 ...                                    lines of the program, with the rank that wrote them
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def _fit(values: Mapping[str, str]) -> bool:
-    """Whether this node may be used; what is wrong with it is said."""
+    """Check this node, print its problems, and return whether it may be used."""
     complaints, refused = fitness(os.environ, _writable())
     if complaints:
         rank, reasons = int(values["rank"]), "; ".join(complaints)
@@ -63,13 +63,13 @@ def _fit(values: Mapping[str, str]) -> bool:
 
 
 def _writable() -> Path:
-    """Where the job writes, if that is a folder that is there already."""
+    """The job's checkpoint folder if it exists, else the temporary folder."""
     folder = os.environ.get("CAIRN_JOB_CHECKPOINTS", "")
     return Path(folder) if folder and Path(folder).is_dir() else Path(tempfile.gettempdir())
 
 
 def place(env: Mapping[str, str]) -> dict[str, str]:
-    """What stands for {world} and the others: torch elastic's variables, or those of a rank alone."""
+    """Values of {world} and the other placeholders, from torch elastic's variables or defaults for a single rank."""
     return {
         "world": env.get("WORLD_SIZE", "1"),
         "rank": env.get("RANK", "0"),
@@ -82,7 +82,7 @@ def place(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def attempt(env: Mapping[str, str]) -> int:
-    """How often it was started before: by the supervisor, and by the agent within that."""
+    """Attempt number: restarts by the supervisor, and by the agent within them."""
     outer, inner = env.get("CAIRN_ATTEMPT", "0"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
     return 1000 * int(outer) + int(inner)
 
@@ -149,7 +149,7 @@ def _pump(stream: IO[bytes], rank: int, tail: collections.deque[str]) -> None:
 
 
 def _write(line: str) -> None:
-    """In one call, so that the lines of two ranks do not mix."""
+    """Write a line in one system call, so that lines of different ranks do not interleave."""
     data = line.encode()
     data = data if len(data) <= LINE or line.startswith("::") else data[:LINE] + b" ..."
     with contextlib.suppress(OSError):  # the reader has ended

@@ -1,4 +1,4 @@
-"""Which jobs were launched from here, and what is known of each: one folder for each run.
+"""Records of the jobs launched from this machine: one folder for each run.
 
     STATE/train-tiny/3/job.toml        what was asked
                        record.json     engine, id, who supervises it
@@ -50,7 +50,7 @@ class ForeignCheckpoints(CairnError):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is, and why, in one line."""
+    """State of a job, with its reason in one line."""
 
     state: State
     reason: str = ""
@@ -61,7 +61,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What was launched, and where."""
+    """A launched job and its engine."""
 
     name: str
     number: int
@@ -140,7 +140,7 @@ def write_status(record: Record, status: Status) -> None:
 
 
 def read_status(record: Record) -> Status:
-    """What the supervisor wrote last; a supervisor that has gone without a last word is `lost`."""
+    """The last status that the supervisor wrote; `lost` if the supervisor ended without one."""
     # Asked before the file is read: a supervisor that ends in between has written its last word.
     is_there = supervised(record)
     try:

@@ -1,4 +1,4 @@
-"""How much of the time does a job of N GPUs train? Failures, checkpoints and restarts, in closed form.
+"""Expected productive share of a job of N GPUs with failures, checkpoints and restarts, in closed form.
 
     MTTF     1 / (nodes * failures of a node a day)                       the larger the job, the sooner it stops
     ETTR     productive time / wall time                                  "effective training time ratio"
@@ -28,7 +28,7 @@ RATES = {"rsc-1": 6.50e-3, "rsc-2": 2.34e-3, "llama-3": 419 / (2048 * 54)}
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job protects itself and comes back."""
+    """Recovery scheme of a job and its costs."""
 
     name: str
     about: str
@@ -71,7 +71,7 @@ Interval = Literal["young", "daly", "best"]
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What to expect of one job."""
+    """Expected reliability of a job."""
 
     gpus: int
     scheme: str
@@ -133,7 +133,7 @@ def linear_ettr(interval: float, write: float, outage: float, mean: float) -> fl
 
 
 def shares(interval: float, write: float, scheme: Scheme, mean: float) -> dict[str, float]:
-    """Where the rest of the time goes: writing, detecting, restarting, and work done twice.
+    """Breakdown of the lost time: writing, detecting, restarting, and repeated work.
 
     Failures come without memory, also during an outage: from one to the next the first `detect` seconds, as far as
     they last, go into finding out, the `restart` seconds after them into coming back.
@@ -158,7 +158,7 @@ def outlook(
     interval: float | None = None,
     gpus_per_node: int = GPUS_PER_NODE,
 ) -> Outlook:
-    """With the best interval, unless one is given."""
+    """Expected reliability with the given or the best checkpoint interval."""
     check(gpus, scheme, per_node_day, interval)
     mean = mttf(gpus, per_node_day, gpus_per_node)
     every = best_interval(scheme.write, mean) if interval is None else interval

@@ -1,4 +1,4 @@
-"""What was published about failures of large jobs, to check the model against. Data, and two sums over it."""
+"""Published failure data of large jobs, for validation of the model."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Whether a job can run on a cluster, and as what: refused with the reason, or planned. Pure: the time is handed in, no
+"""Resolution of a job on a cluster: a plan, or a refusal with the reason. Pure: the time is an argument, no
 I/O.
 
     resolve(Job, Cluster) -> Plan        backend.render(Plan) -> text or objects        backend.submit
@@ -43,7 +43,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend gets."""
+    """Input of a backend."""
 
     job: Job
     engine: str
@@ -139,7 +139,7 @@ def _check_abilities(job: Job, cluster: Cluster) -> None:
 
 
 def _check_nearness(job: Job, cluster: Cluster) -> None:
-    """What no inventory would change: Slurm's nodes are hosts, and what it knows of them is a leaf switch."""
+    """Reject topologies that an engine cannot express: Slurm knows hosts and leaf switches only."""
     nodes, level = sum(role.least for role in job.roles), job.topology.required
     if cluster.engine == "slurm" and level == "block":
         raise CannotRun(
@@ -245,7 +245,7 @@ def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]
 
 
 def _take(group: Group, left: dict[str, Node], shares: bool) -> int:
-    """How many nodes of this group fit, taking them out of what is left."""
+    """Number of nodes of a group that fit; they are removed from the remaining nodes."""
     count = 0
     for name in sorted(left, key=lambda n: (left[n].gpus, left[n].cpus, n)):
         while count < group.most and name in left and _holds(left[name], group):

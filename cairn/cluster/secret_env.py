@@ -1,4 +1,4 @@
-"""Which variables of a job are secrets, and files that only their owner may read.
+"""Secret environment variables of a job, and files that only their owner may read.
 
 HF_TOKEN, CAIRN_JOB_SECRET, WANDB_API_KEY ...   -->   a Secret in Kubernetes, mode 0600 on disk
 """
@@ -12,7 +12,7 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSW(OR)?D|CREDENTIAL|(API|ACCESS|PRIVATE)_?
 
 
 def is_secret(name: str) -> bool:
-    """By the name of a variable, because nothing else is known of it."""
+    """Return whether a variable is a secret, judged by its name."""
     return SECRET.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a job asks for, in words that every engine understands: one versioned value, the same on all of them.
+"""Job specification: one versioned value that every engine understands.
 
     version = 1                                [[roles]]                     a job has one role or more
     name = "train-tiny"                        name = "worker"
@@ -98,7 +98,7 @@ class Role(Part, frozen=True, kw_only=True):
 
 
 class Topology(Part, frozen=True, kw_only=True):
-    """How near to each other the nodes have to be."""
+    """Required or preferred topology of the nodes."""
 
     required: Level | None = None
     """not started otherwise"""
@@ -107,7 +107,7 @@ class Topology(Part, frozen=True, kw_only=True):
 
 
 class Elastic(Part, frozen=True, kw_only=True):
-    """How a job with (least, most) nodes grows and shrinks."""
+    """Scaling of a job with (least, most) nodes."""
 
     regrow: bool = True
     """takes a node back when there is one"""
@@ -118,7 +118,7 @@ class Elastic(Part, frozen=True, kw_only=True):
 
 
 class Restart(Part, frozen=True, kw_only=True):
-    """What is done when a rank or a node is lost."""
+    """Restart policy for a lost rank or node."""
 
     policy: Literal["in_place", "shrink", "requeue", "fail"] = "in_place"
     """in_place: the same nodes again; shrink: with those left; requeue: back to the queue; fail: never again"""
@@ -129,7 +129,7 @@ class Restart(Part, frozen=True, kw_only=True):
 
 
 class Checkpoint(Part, frozen=True, kw_only=True):
-    """Where the job keeps what it must not lose."""
+    """Checkpoint storage of the job."""
 
     folder: str | None = None
     """{folder} in argv; a folder that holds another job's run is refused"""
@@ -166,7 +166,7 @@ class Array(Part, frozen=True, kw_only=True):
 
 
 class Scale(Part, frozen=True, kw_only=True):
-    """How many copies of a server there are, by what it counts itself."""
+    """Autoscaling of a server by one of its own metrics."""
 
     least: Positive = 1
     most: Positive = 1

@@ -45,7 +45,7 @@ class Ended(Exception):
 
 
 class Supervisor:
-    """One job, from its reservation to its last process."""
+    """Supervisor of a job, from its reservation to the end of its last process."""
 
     def __init__(self, record: Record, plan: Plan, reservation: NodeReservation) -> None:
         self.record, self.plan, self.job, self.reservation = record, plan, plan.job, reservation
@@ -196,7 +196,7 @@ class Supervisor:
             raise Ended("failed", f"time limit of {self.job.time_limit} reached")
 
     def _read_failures(self) -> None:
-        """What would fail the same way again ends the job; all else torch elastic starts again."""
+        """End the job after a failure that would repeat; torch elastic restarts it after any other."""
         if self.job.restart.policy == "fail":
             return  # then nothing is tried again anyway
         for one in self.reports.new():

@@ -1,4 +1,4 @@
-"""What a job asks for and will not get where it goes: said before it starts. Pure.
+"""Settings of a job that its engine does not support, reported before the start. Pure.
 
 Nothing in here is a reason to refuse the job; those are in `resolve`.
 """
@@ -7,7 +7,7 @@ from cairn.cluster.spec import Health, Job
 
 
 def unused(job: Job, engine: str) -> list[str]:
-    """One line for each of them."""
+    """Describe each unsupported setting in one line."""
     notes = []
     if job.priority and engine in ("local", "ray"):
         notes.append(f"priority '{job.priority}' is not used: {engine} has no queue")
@@ -25,7 +25,7 @@ def unused(job: Job, engine: str) -> list[str]:
 
 
 def _unheard(job: Job) -> list[str]:
-    """What only `cairn train` with copies in memory can do: no agent sees hangs, slow ranks or checkpoints."""
+    """Settings that need `cairn train` with in-memory checkpoints; an agent cannot observe hangs or stragglers."""
     kept, health, usual = job.checkpoint, job.health, Health()
     settings = {
         "checkpoint.tiers": "object" in kept.tiers or "memory" in kept.tiers,

@@ -72,12 +72,12 @@ def gptq(
 
 
 def importance(upper_KK: Tensor) -> Tensor:
-    """What an error in each column costs that the columns behind it cannot make up for."""
+    """Cost of an error in each column that later columns cannot compensate."""
     return upper_KK.diagonal().square().reciprocal()
 
 
 def damping_for(rows: int, columns: int) -> float:
-    """How much damping a Hessian of so many rows gets; GPTQ's usual 0.01 is for hundreds of rows a column.
+    """Damping of a Hessian by its number of rows; GPTQ's usual 0.01 assumes hundreds of rows per column.
 
     With few rows some directions look as if no input had them. Errors are moved there, which costs on other text.
     """
@@ -197,7 +197,7 @@ def round_columns(
 
 
 def _value(level_N: Tensor, scale_N: Tensor, shift_N: Tensor | None, grid: Grid) -> Tensor:
-    """What one column of levels stands for."""
+    """Dequantised values of one column of levels."""
     if grid.kind == "int4":
         return scale_N * level_N + (-8.0 * scale_N if shift_N is None else shift_N)
     if grid.kind in ("int8", "fp8"):

@@ -141,7 +141,7 @@ def _watching(layer: Layer, sites: list[Site]) -> Iterator[None]:
 
 
 class _AllSeen(Exception):
-    """What a layer gives out is not wanted yet, so its last product is left out."""
+    """Raised to skip the last matmul of a layer whose output is not needed yet."""
 
 
 def _stops(sites: list[Site]) -> Callable[[Any, tuple[Tensor, ...]], None]:

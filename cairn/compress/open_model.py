@@ -27,7 +27,7 @@ class Whole(NamedTuple):
 
 
 def check_out(out: Path) -> None:
-    """Before anything is computed: the folder must be new or empty, and a place that can be written to."""
+    """Check before any computation that the output folder is new or empty, and writable."""
     if not out.name:  # the folder appears by a rename, which is not possible from inside it
         raise ConfigError(f"--out {out} is the folder that this runs in", hint="name a new folder")
     if out.exists() and not out.is_dir():

@@ -16,7 +16,7 @@ Method = Literal["magnitude", "wanda", "sparsegpt"]
 
 
 class Sparsity(msgspec.Struct, frozen=True, kw_only=True):
-    """How much goes: a share of each matrix, or all but n of each m neighbours."""
+    """Target sparsity: a share of each matrix, or all but n of each m neighbours."""
 
     method: Method
     share: float = 0.5
@@ -29,7 +29,7 @@ class Sparsity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrunedMatrix(msgspec.Struct, frozen=True, kw_only=True):
-    """What pruning did to the output of one matrix: |error| / |output| on rows of the calibration text."""
+    """Effect of pruning on a matrix: |error| / |output| on rows of the calibration text."""
 
     matrix: str
     error: float

@@ -1,4 +1,4 @@
-"""Which experts of a mixture can go: those that add least to what passes through them (REAP, arXiv:2510.13999).
+"""Expert pruning by saliency: the mean contribution of an expert to its tokens (REAP, arXiv:2510.13999).
 
     saliency of an expert = mean over the tokens that are sent to it of  router weight * |output of the expert|
 
@@ -52,7 +52,7 @@ def fits_groups(experts: Experts, keep: int) -> bool:
 
 @torch.no_grad()
 def saliencies(model: Transformer, windows_BL: Tensor, chunk_windows: int = 8) -> list[Tensor]:
-    """Of each expert of each layer that has some, [E]; an expert that no token visits has 0."""
+    """Saliency of each expert [E] for each layer with experts; an expert without tokens has 0."""
     layers = expert_layers(model)
     sums = [torch.zeros(layer.experts.count, dtype=torch.float64) for layer in layers]
     visits = [torch.zeros(layer.experts.count, dtype=torch.float64) for layer in layers]

@@ -1,4 +1,4 @@
-"""Which weights of a matrix become zero: by their size, by what they multiply, or with the others making up for it.
+"""Pruning masks of a matrix: by magnitude, by magnitude and input norm, or with compensation by the other weights.
 
     magnitude    |w|
     wanda        |w| * |x_j|                     (arXiv:2306.11695): compared within each row

@@ -31,7 +31,7 @@ CURVE = (0.25, 0.5, 0.75)  # of what is asked for
 
 
 class PruneJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for; see the flags of `cairn prune`."""
+    """Settings of a pruning run; see the flags of `cairn prune`."""
 
     model: str
     out: Path
@@ -57,7 +57,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PruneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cairn prune` has made."""
+    """Result of `cairn prune`."""
 
     model: str
     method: str

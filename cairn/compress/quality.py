@@ -1,4 +1,4 @@
-"""How far is a model from what it was: perplexity before and after, and the divergence of what it predicts."""
+"""Quality loss of a compressed model: perplexity before and after, and the divergence of its predictions."""
 
 import math
 
@@ -32,7 +32,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reference:
-    """What the model predicted before it was changed; its head and last norm must stay as they are."""
+    """Predictions of the model before it was changed. Its head and last norm must not change."""
 
     def __init__(self, model: Transformer, windows_BL: Tensor, chunk_windows: int = 8) -> None:
         self.windows_BL, self.chunk_windows = windows_BL, chunk_windows

@@ -37,7 +37,7 @@ FOUR_BITS = ("w4a16", "mxfp4", "nvfp4", "q4_0")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How matrices are rounded."""
+    """Settings of the rounding of matrices."""
 
     method: Method
     ordered: bool = True  # gptq: columns with the largest inputs first
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MatrixError(msgspec.Struct, frozen=True, kw_only=True):
-    """What rounding one matrix did to its output: |error| / |output| on rows of the calibration text."""
+    """Effect of rounding on a matrix: |error| / |output| on rows of the calibration text."""
 
     matrix: str
     error: float
@@ -176,7 +176,7 @@ def _scaled(
 def _planes(
     site: Site, grid: Grid, settings: Settings, stored: torch.dtype, columns: RoundColumns
 ) -> list[Planes]:
-    """Of each slot of a matrix."""
+    """Quantised planes of each slot of a matrix."""
     matrix, w_NK = site.matrix, site.matrix.read().float()
     if settings.method != "gptq":
         return list(rounded_parts(w_NK, matrix, grid, stored))
@@ -222,7 +222,7 @@ def _joined(planes: list[Planes]) -> Tensor:
 
 
 def _put(matrix: Matrix, planes: list[Planes], grid: Grid) -> None:
-    """From now on the model computes with what a file will hold."""
+    """Replace a matrix by its quantised values, so that the model computes with what a file will contain."""
     matrix.write(_joined(planes))
     if matrix.linear is not None and grid.activations != "float":
         matrix.linear.take(RoundedInputs(matrix, grid))

@@ -15,7 +15,7 @@ BINS = 24
 
 
 class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cairn quantize` has made."""
+    """Result of `cairn quantize`."""
 
     model: str
     scheme: str
@@ -35,7 +35,7 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kept_words(kept: list[str], costs: list[MatrixCost], rounded: int) -> str:
-    """Which matrices stay in 16 bits, and what that costs and gives."""
+    """Describe the matrices that stay in 16 bits, with their size and benefit."""
     if not costs:
         return f"in 16 bits: {', '.join(kept)}"
     more = sum(one.bytes for one in costs if one.kept)

@@ -36,7 +36,7 @@ PAGE, RECORD = "quantize.html", "quantize.json"
 
 
 class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for; see the flags of `cairn quantize`."""
+    """Settings of a quantisation run; see the flags of `cairn quantize`."""
 
     model: str
     scheme: str
@@ -105,7 +105,7 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
 
 
 class TextOptions(Protocol):
-    """What `cairn quantize` and `cairn prune` both say about their text."""
+    """Text options that `cairn quantize` and `cairn prune` share."""
 
     @property
     def model(self) -> str: ...
@@ -145,7 +145,7 @@ def calibration_text(whole: Whole, job: TextOptions) -> Text:
 
 
 def check_room(out: Path, model: Transformer, grid: Grid | None) -> None:
-    """Before gigabytes are written: is there space on the disk?"""
+    """Check the free disk space before gigabytes are written."""
     spec = model.spec
     kept = spec.parameters() if grid is None else spec.vocab * spec.hidden * (2 - spec.tied)
     bits = 16 if grid is None else 9 if grid.kind in ("int8", "fp8") else 5

@@ -1,4 +1,4 @@
-"""Which scale loses least? The largest weight of a row says what a scale has to cover, not which one rounds best.
+"""Search for the scale with the least error. The largest weight gives the scale's range, not the best rounding.
 
     scale = f * largest magnitude / largest level        f: the candidate with the least  sum_k importance_k * error_k^2
 
@@ -44,6 +44,6 @@ def best_steps(
 
 
 def _error(w_NK: Tensor, importance_K: Tensor, steps: Steps, grid: Grid) -> Tensor:
-    """Of each scale."""
+    """Weighted squared error of each scale."""
     error_NK = dequantized(with_levels(w_NK, steps, grid)) - w_NK
     return sum_of_blocks(error_NK.square() * importance_K, grid)

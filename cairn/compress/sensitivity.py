@@ -1,4 +1,4 @@
-"""What each rounded matrix costs in divergence, and which should stay in 16 bits: one pass forward and one back.
+"""Sensitivity of each matrix to rounding, estimated with one forward and one backward pass.
 
     KL ~ 1/2 E (g . d)^2        d: error of what the matrix gives out        g: gradient of log p(token) there
 
@@ -25,7 +25,7 @@ TOKENS = 4096  # that are enough for an order of the matrices
 
 
 class MatrixCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What it costs to round a matrix, and what it would cost not to."""
+    """Cost of rounding a matrix in divergence, and of keeping it in bytes."""
 
     matrix: str
     nats: float  # of divergence, a token
@@ -75,7 +75,7 @@ def matrix_costs(
 
 
 def with_kept(costs: list[MatrixCost], most_nats: float) -> list[MatrixCost]:
-    """Those with the largest cost for a byte are kept until the others cost no more than `most_nats` together."""
+    """Keep the matrices with the largest cost per byte until the others cost at most `most_nats` in total."""
     left, names = sum(one.nats for one in costs), set[str]()
     for one in sorted(costs, key=lambda one: one.nats / one.bytes, reverse=True):
         if left <= most_nats:

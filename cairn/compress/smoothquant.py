@@ -17,7 +17,7 @@ STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def smoothing_scale(fold: Fold, strength: float) -> Tensor:
-    """What each input column is divided by."""
+    """Divisor of each input column."""
     max_w_K = torch.stack([w_NK.abs().amax(0) for w_NK in fold.weights()]).amax(0).clamp(min=1e-5)
     max_x_K = fold.inputs.max_abs_K.clamp(min=1e-5)
     return (max_x_K**strength / max_w_K ** (1 - strength)).clamp(min=1e-5)

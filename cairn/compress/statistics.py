@@ -1,4 +1,4 @@
-"""What is remembered of the inputs of a matrix while calibration text passes through it."""
+"""Statistics of the inputs of a matrix over the calibration text."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How often to write a checkpoint: seldom enough to cost little, often enough to lose little.
+"""Checkpoint interval that minimises the sum of checkpoint cost and expected lost work.
 
     cost w, mean time between failures M:      T = sqrt(2 w M)                                     (Young 1974)
                                                T = sqrt(2wM) (1 + sqrt(w/2M)/3 + (w/2M)/9) - w     (Daly 2006)

@@ -1,4 +1,4 @@
-"""Where the settings of a command come from: defaults < TOML file < environment < flags.
+"""Configuration of a command from four layers: defaults < TOML file < environment < flags.
 
     class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: tyro.conf.Positional[str]
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a value was written."""
+    """The layer and the place that set a value."""
 
     layer: Literal["default", "file", "environment", "flag", "argument"]
     where: str = ""  # "run.toml line 12", "CAIRN_GENERATE_TOP_P", "--top-p", "MODEL"
@@ -48,7 +48,7 @@ class Loaded(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What one layer says about one key, before its kind is checked."""
+    """A value of one layer for one key, before its type is checked."""
 
     raw: Any
     origin: Origin
@@ -109,7 +109,7 @@ def load(
 
 
 def explain(loaded: Loaded[Any]) -> str:
-    """One line per value with its origin: `top_p = 0.9   flag --top-p`."""
+    """Render each value with its origin on a line: `top_p = 0.9   flag --top-p`."""
     assignments = [
         f"{key} = {toml.render_value(value)}" for key, value in flatten(loaded.value).items()
     ]

@@ -40,7 +40,7 @@ class Cordons(msgspec.Struct, frozen=True):
     def strike(
         self, node: str, now: float, why: str, most: int = 3, within_s: float = DAY_S
     ) -> "Cordons":
-        """One more failure that is laid to this node; the `most`th within the time takes it out."""
+        """Record a failure of a node; the `most`th within the period cordons it."""
         recent = tuple(s for s in self.strikes if now - s.at < within_s)
         strikes = (*recent, Strike(node, now, why))
         mine = [s for s in strikes if s.node == node]
@@ -55,7 +55,7 @@ class Cordons(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, cordons=(*others, Cordon(node, now, why, until)))
 
     def lift(self, node: str, now: float) -> "Cordons":
-        """It may be used again, and starts with a clean record."""
+        """Remove the cordon and the recorded failures of a node."""
         return Cordons(
             tuple(s for s in self.strikes if s.node != node),
             tuple(c for c in self.cordons if c.node != node),

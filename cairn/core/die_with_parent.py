@@ -11,6 +11,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """From now on SIGKILL comes when the parent goes. To be called in the child."""
+    """Ask the kernel to send SIGKILL to this process when its parent ends. Called in the child."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

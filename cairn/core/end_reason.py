@@ -27,7 +27,7 @@ class EndReason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_end_reason(pid: int, reason: EndReason) -> bool:
-    """Before the process is ended; False where it will not be read."""
+    """Write the reason before the process is ended; returns False if nobody will read it."""
     path = path_of(pid)
     if path is None:
         return False
@@ -50,7 +50,7 @@ def read_end_reason(path: str | Path) -> EndReason | None:
 
 
 def path_of(pid: int) -> Path | None:
-    """Where the end of this process is explained, as it was started."""
+    """The file for the end reason of a process, from the environment it was started with."""
     try:
         env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -32,20 +32,20 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """What a name on the command line stands for."""
+    """The setting that a command-line name refers to."""
 
     leaf: Leaf
     switch: bool | None = None  # what a bare --x or --no-x says
 
 
 def asks_for(args: Sequence[str], *names: str) -> bool:
-    """Whether one of these stands anywhere before `--`; --help goes before any mistake."""
+    """Whether one of the names appears before `--`. --help is answered before any error is reported."""
     before = args[: args.index("--")] if "--" in args else args
     return any(name in before for name in names)
 
 
 def flag_name(leaf: Leaf) -> str:
-    """What to type for it: --optim.lr, or MODEL for a positional argument."""
+    """The command-line name of a setting: --optim.lr, or MODEL for a positional argument."""
     if leaf.positional:
         # Brackets say in the help that it may be left out.
         return (leaf.metavar or leaf.key.upper()).strip("[]").removesuffix(" ...")

@@ -1,4 +1,4 @@
-"""What `cairn VERB --help` prints: tyro's text, with a usage line that is folded at its flags.
+"""Text of `cairn VERB --help`: tyro's text with a usage line that is wrapped at its flags.
 
     usage: cairn data tokenizer [-h] FILES --out PATH [--vocab INT] [--field STR]
            [--json | --no-json]

@@ -1,4 +1,4 @@
-"""What can happen to a job, each with its moment: the lines of RUN/recovery/events.jsonl.
+"""Events of a job with their times: the lines of RUN/recovery/events.jsonl.
 
     Submitted  Started  Trained  Stepped ... Failed  Started  Trained  Stepped ... Ended
 

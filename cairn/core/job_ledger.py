@@ -1,4 +1,4 @@
-"""Where the wall time of a job went: every second is one of six, and the six add up to the whole.
+"""Breakdown of a job's wall time: every second belongs to one of six parts, and the parts add up to the total.
 
     wall = productive + lost + checkpoint + detect + restart + queue          ETTR = productive / wall
 
@@ -33,7 +33,7 @@ PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One failure, and what it cost."""
+    """A failure and its cost."""
 
     cause: str
     why: str
@@ -89,7 +89,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return [one for one in self.slow if one.until is None and running]
 
     def line(self) -> str:
-        """For a person, in one line."""
+        """Summary in one line."""
         spent = ", ".join(
             f"{part} {self.parts[part]:.1f} s" for part in PARTS[1:] if self.parts[part] >= 0.05
         )
@@ -234,7 +234,7 @@ class Book:
         self.doubtful.append((event.step, worked, dragged))
 
     def _drag(self, seconds: float) -> None:
-        """Of the productive time: what it would have been shorter without a slow rank."""
+        """Account the part of the productive time that a straggler caused."""
         if seconds:
             causes = self.by_cause.setdefault("productive", {})
             causes["straggler"] = max(0.0, causes.get("straggler", 0.0) + seconds)

@@ -95,7 +95,7 @@ def write_ledger(run: Path, ledger: Ledger) -> None:
 
 
 def read_events(run: Path) -> list[AnyEvent]:
-    """What the lives of a run have written so far."""
+    """Read the events that all attempts of a run have written so far."""
     path = run / FOLDER / EVENTS
     events: list[AnyEvent] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
@@ -105,7 +105,7 @@ def read_events(run: Path) -> list[AnyEvent]:
 
 
 def read_ledger(run: Path) -> Ledger | None:
-    """Of a run's folder; None if none was kept."""
+    """Read the ledger of a run; None if it has none."""
     path = run / FOLDER / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ledger)

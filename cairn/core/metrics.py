@@ -1,4 +1,4 @@
-"""Which numbers Cairn counts, and how Prometheus reads them.
+"""Metrics and their exposition in Prometheus's text format.
 
     CATALOGUE   what there is to count: name, help, unit, labels, buckets (data, nothing else)
     Metrics     the counts of one process, kept by prometheus_client:  .add / .set / .observe  --> .render()
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """What every metric declares; the name ends in its unit, as Prometheus asks."""
+    """Declaration of a metric. The name ends in its unit, as Prometheus recommends."""
 
     name: str
     help: str
@@ -52,7 +52,7 @@ class Gauge(Metric, frozen=True, kw_only=True):
 
 
 class Histogram(Metric, frozen=True, kw_only=True):
-    """How often a value fell below each of the bounds; +Inf is the last one without being named."""
+    """Histogram with cumulative buckets; the last bound, +Inf, is implicit."""
 
     buckets: tuple[float, ...]
 
@@ -154,7 +154,7 @@ class Metrics:
         self._child(metric, labels).observe(value)
 
     def value(self, sample: str, /, **labels: str) -> float | None:
-        """Of one line of the text; None where nothing was counted."""
+        """The value of one sample; None if it does not exist."""
         return self.registry.get_sample_value(sample, labels)
 
     def render(self) -> str:
@@ -173,7 +173,7 @@ class Metrics:
         return metric
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
-        """What counts under these labels."""
+        """The child metric for these labels."""
         for label in labels:
             if label not in metric.labels:
                 known = ", ".join(metric.labels) or "it has none"

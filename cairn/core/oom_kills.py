@@ -1,4 +1,4 @@
-"""How many processes the kernel has ended for memory in this process's control group. Reads files, nothing else.
+"""Number of OOM kills in this process's control group, read from files.
 
 A process that is ended for memory gets SIGKILL like any other: only this number tells the two apart. Both versions of
 control groups; 0 where the kernel does not say.
@@ -24,7 +24,7 @@ def oom_kills(own: Path = OWN, root: Path = ROOT) -> int:
 
 
 def counters(own: Path, root: Path) -> list[Path]:
-    """Where the number may stand, the own group first; inside a container that is often the root."""
+    """Candidate files for the counter, the own group first; inside a container it is often in the root group."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

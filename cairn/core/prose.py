@@ -24,7 +24,7 @@ def folded(text: str) -> str:
 
 
 def in_terminal(text: str, indent: str = "", stream: TextIO | None = None) -> str:
-    """One line, folded where the stream (stdout) is a terminal; `indent` stands before further lines."""
+    """Wrap a line if the stream (stdout) is a terminal; `indent` precedes the continuation lines."""
     out = sys.stdout if stream is None else stream
     return _fold(text, shutil.get_terminal_size().columns, indent) if out.isatty() else text
 

@@ -1,4 +1,4 @@
-"""Which rank failed first, where, in which collective, and with which words. Reads text, starts nothing.
+"""Root cause of a failed job: the first rank that failed, its host, its collective and its error text.
 
 A rank's wrapper writes one line about its end into the log, in a form that a program finds again on any engine:
 
@@ -30,7 +30,7 @@ ENDED_BY_US = (-15, 143, -2, 130)  # SIGTERM and SIGINT, as a process says it an
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process of a job ended."""
+    """The exit of one process of a job."""
 
     rank: int
     host: str
@@ -118,7 +118,7 @@ def first_of(failures: Iterable[RankFailure]) -> RankFailure | None:
 
 
 def summary(failure: RankFailure) -> str:
-    """One line."""
+    """Describe the failure in one line."""
     where = f"{failure.host} ({failure.node})" if failure.node else failure.host
     if failure.cause is not None:
         return f"rank {failure.rank} on {where}: {failure.cause}{_at(failure)}: {failure.why}"
@@ -128,7 +128,7 @@ def summary(failure: RankFailure) -> str:
 
 
 def report(failure: RankFailure, others: int = 0) -> str:
-    """What a person reads last."""
+    """The final report: the first failed rank and its last output."""
     where = f"{failure.host} ({failure.node})" if failure.node else failure.host
     followed = f"; {others} others followed" if others else ""
     head = (
@@ -145,7 +145,7 @@ def _at(failure: RankFailure) -> str:
 
 
 def last_words(lines: list[str]) -> str:
-    """From the last traceback on, or the last lines."""
+    """The last traceback of the output, or its last lines."""
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
     tail = lines[starts[-1] :] if starts else lines[-10:]
     if len(tail) > KEPT_LINES:

@@ -1,4 +1,4 @@
-"""What one line of an event file says, how it is written, and how a file is read back.
+"""Records of event files: their types, encoding and decoding.
 
     {"kind":"process","version":1,"name":"cairn generate","pid":42,...}     always the first line
     {"kind":"thread","thread":42,"name":"MainThread"}
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class Process(msgspec.Struct, frozen=True, tag_field="kind", tag="process"):
-    """Who writes, and one moment on both clocks."""
+    """The writing process, and one instant on both clocks."""
 
     version: int
     name: str

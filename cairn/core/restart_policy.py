@@ -1,4 +1,4 @@
-"""What a job does about the end of a process: one policy for each cause, as a table.
+"""Restart policy of a job: a table with one action for each cause of a process's end.
 
     Evidence --core/exit_cause--> cause --POLICIES--> Action: again or not, here or elsewhere, after how long
 
@@ -50,7 +50,7 @@ POLICIES: dict[Cause, Policy] = {
 
 
 class History(msgspec.Struct, frozen=True):
-    """What this job has been through."""
+    """Restarts of this job so far."""
 
     counted: int = 0  # failures that count against its limit
     in_a_row: dict[str, int] = {}  # cause -> times since something else happened
@@ -67,7 +67,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(evidence: Evidence, history: History) -> tuple[Action, History]:
-    """What to do, and the history with this in it."""
+    """The action for this failure, and the updated history."""
     return answer(classify(evidence), history)
 
 

@@ -1,4 +1,4 @@
-"""Which values a configuration Struct has, and what may be written for each of them.
+"""Schema of a configuration Struct: its values and what each accepts.
 
     class Optim(msgspec.Struct):             leaves(Train)
         lr: float = 1e-3             ---->     optim.lr    a number       default 0.001
@@ -30,7 +30,7 @@ class AlsoFlag(msgspec.Struct, frozen=True):
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """One value that can be set."""
+    """A value that can be set."""
 
     key: str  # "optim.lr": its name in a file, in the environment, on the command line
     type: Any
@@ -116,7 +116,7 @@ def plain_value(value: object) -> Any:
 
 
 def choices(type_: Any) -> list[Any]:
-    """What a Literal admits, wherever it stands in the type; empty for every other type."""
+    """The values of all Literals within a type; empty for other types."""
     inner = _without_notes(type_)
     if get_origin(inner) is Literal:
         return list(get_args(inner))
@@ -124,7 +124,7 @@ def choices(type_: Any) -> list[Any]:
 
 
 def describe(type_: Any) -> str:
-    """What is expected, in words: "a number >= 0 and <= 1", "'auto' or an integer"."""
+    """Describe the accepted values: "a number >= 0 and <= 1", "'auto' or an integer"."""
     inner, limits = _without_notes(type_), _limits(type_)
     if inner in _WORDS:
         return _WORDS[inner] + limits
@@ -182,7 +182,7 @@ def _name(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _values(key: str, type_: Any, positional: bool) -> int | None:
-    """How many words the type takes on the command line; refuses a type that has no such form."""
+    """Number of command-line arguments that a type takes; raises for a type without such a form."""
     inner = _without_notes(type_)
     if inner is bool and not positional:
         return 0
@@ -216,7 +216,7 @@ def _is_scalar(type_: Any) -> bool:
 
 
 def _none_is_no_text(type_: Any) -> bool:
-    """Whether the word `none` means None; where any text may stand, as in a prompt, it is text."""
+    """Whether the text `none` means None; for a type that accepts any text it is text."""
     parts = [_without_notes(part) for part in get_args(_without_notes(type_))]
     return NoneType in parts and str not in parts
 

@@ -1,4 +1,4 @@
-"""Where is the server that a URL names? Refuses what no connection can be made to, before one is tried."""
+"""Address of the server that a URL names. Invalid URLs raise before a connection is tried."""
 
 from typing import NamedTuple
 from urllib.parse import urlsplit

@@ -51,7 +51,7 @@ class Secret:
         return cls(secrets.token_hex(32).encode())
 
     def reveal(self) -> bytes:
-        """For a file or a store that only this job's owner reads."""
+        """The secret itself, for a file or a store that only the owner of the job can read."""
         return self._value
 
     def proof(self, role: bytes, first: bytes, second: bytes) -> bytes:
@@ -71,7 +71,7 @@ class Secret:
 
 
 class Refused(ConnectionError):
-    """One end rejected the other. A connection that breaks during the handshake is another ConnectionError."""
+    """The other end failed authentication. A connection that breaks during the handshake is another ConnectionError."""
 
 
 def secret_from(env: Mapping[str, str], variable: str = VARIABLE) -> Secret | None:
@@ -88,7 +88,7 @@ def secret_from(env: Mapping[str, str], variable: str = VARIABLE) -> Secret | No
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can reach a listener there."""
+    """Return whether only processes of this machine can reach a listener on this host."""
     if host == "localhost":
         return True
     try:

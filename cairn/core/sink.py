@@ -83,7 +83,7 @@ class Sink:
             self.writer.join(timeout=10)  # a disk that hangs must not hold the exit for ever
 
     def replace_in_child(self) -> "Sink":
-        """After a fork, in the child: this queue, thread and file are the parent's; a new sink is
+        """Replace the sink in a forked child: this queue, thread and file are the parent's; a new sink is
         the child's, and makes its file with its first event, if there is one."""
         self.is_open = False  # not stopping.set(): the parent's thread may hold the lock inside it
         self.writer = None

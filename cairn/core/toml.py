@@ -22,7 +22,7 @@ _POSITION = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a file says, and on which line."""
+    """The values of a file and their lines."""
 
     path: Path
     values: dict[str, Any]
@@ -80,7 +80,7 @@ def render(config: msgspec.Struct) -> str:
 
 
 def render_value(value: object) -> str:
-    """One value as TOML writes it, on one line; None, which TOML does not have, as none."""
+    """Render a value as TOML on one line; None, which TOML lacks, as none."""
     match plain_value(value):
         case None:
             return "none"
@@ -119,7 +119,7 @@ def _syntax_hint(path: Path, what: str) -> str:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Where each key stands, by a look at `[table]` and `key =` at the beginning of lines."""
+    """The line of each key, found by `[table]` and `key =` at the beginning of lines."""
     lines: dict[str, int] = {}
     prefix, open_quote = "", None
     for number, line in enumerate(text.split("\n"), start=1):

@@ -33,7 +33,7 @@ from cairn.core.records import (
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Which part of the time is wanted, in seconds; a span that overlaps it is kept whole."""
+    """Time range to export, in seconds. Spans that overlap it are exported completely."""
 
     start_s: float = 0.0
     end_s: float = float("inf")
@@ -43,7 +43,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What was written, for the person who asked for it."""
+    """Summary of a written trace."""
 
     out: str
     processes: int
@@ -53,7 +53,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One event file with its place on the common time axis."""
+    """An event file with its offset on the common time axis."""
 
     path: Path
     process: Process
@@ -70,7 +70,7 @@ class Track(msgspec.Struct, frozen=True):
 
 
 def timeline(tracks: Sequence[Track], name: str) -> dict[str, Any]:
-    """What `write_trace` writes, of spans from elsewhere; time zero is where the first of them begins."""
+    """The trace document of `write_trace` for given spans; time zero is the start of the first span."""
     zero = min((span.start_ns for track in tracks for span in track.spans), default=0)
     numbers: dict[str, int] = {}
     events: list[dict[str, Any]] = []

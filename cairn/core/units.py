@@ -1,4 +1,4 @@
-"""How a quantity is written for a person, and read back: 80 GiB, 4.2 TB/s, 3.4 ms, 7.6B.
+"""Formatting and parsing of quantities with units: 80 GiB, 4.2 TB/s, 3.4 ms, 7.6B.
 
     bytes      parse_bytes("80GiB")                 format_bytes(85899345920)       80 GiB
     rates      parse_rate("4.2 TB/s", "B")          format_rate(4.2e12, "B")        4.2 TB/s
@@ -67,7 +67,7 @@ def format_rate(per_second: float, unit: RateUnit) -> str:
 
 
 def parse_count(text: str) -> int:
-    """How many: "7.6B" parameters, "128k" tokens, "32768"; powers of a thousand, never of 1024."""
+    """Parse a count such as "7.6B", "128k" or "32768"; suffixes are powers of 1,000."""
     units = {**_COUNTS, "K": 10**3}
     return _nearest(_parse(text, units, what="count", example="7.6B, 128k or 32768"))
 

@@ -1,4 +1,4 @@
-"""How good is a model: perplexity of files, multiple choice, exact match, each with a confidence interval.
+"""Evaluation of models: perplexity of files, multiple choice, exact match, each with a confidence interval.
 
     tasks -> requests (loglikelihood, rolling, generate_until) -> a model -> results -> scores
 

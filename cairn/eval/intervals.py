@@ -1,4 +1,4 @@
-"""How sure is a score? 95% confidence intervals, by the method that fits the kind of score. Pure numpy.
+"""95% confidence intervals of scores, by the method that fits the score. Pure numpy.
 
     a share of right answers     Wilson's interval: holds for few documents and for 0% and 100%
     a ratio of two sums          percentile bootstrap over documents or windows, a fixed seed, 1,000 draws
@@ -27,7 +27,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
         return _shown(self.value)
 
     def interval(self) -> str:
-        """With its method; empty where one value has none."""
+        """Format the interval with its method; empty if there is none."""
         if self.method == "none":
             return ""
         return f"{_shown(self.low)} to {_shown(self.high)}  ({self.method})"
@@ -39,7 +39,7 @@ def _shown(value: float) -> str:
 
 
 def share(outcomes: Sequence[float]) -> Metric:
-    """Of outcomes that are 0 or 1."""
+    """Mean of outcomes that are 0 or 1, with its interval."""
     n = len(outcomes)
     mean = sum(outcomes) / n
     low, high = wilson(mean, n)

@@ -61,7 +61,7 @@ class LocalModel:
 
     @functools.cached_property
     def prefix_token(self) -> int:
-        """What stands before a text that has nothing before it: begin of text, else end of text."""
+        """Token in front of a text without context: begin of text, or end of text."""
         special = self.tokenizer.special
         ids = [
             id for id in (special.bos_id, *special.eos_ids, *self._opened.eos_ids) if id is not None

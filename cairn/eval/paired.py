@@ -29,7 +29,7 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def differences(evaluation: Evaluation, other: Evaluation) -> list[Difference]:
-    """Of every score that both models have for each document."""
+    """Paired differences of every score that both models have for each document."""
     check_tasks([result.task for result in evaluation.tasks], other)
     known = {result.task: result for result in other.tasks}
     found = []

@@ -1,4 +1,4 @@
-"""What a task asks of a model, and what comes back: the three kinds of request that lm-eval defines. No torch.
+"""Requests of a task to a model and their results: the three request types of lm-eval. No torch.
 
 LogLikelihood    how likely is `continuation` after `context`, and would greedy decoding have written it?
 Rolling          how likely is a whole text, in windows that fit into the context of the model?
@@ -46,7 +46,7 @@ class Advance(Protocol):
 
 
 class Model(Protocol):
-    """What evaluation needs; `LocalModel` is one, a test may use another."""
+    """Interface of a model under evaluation; `LocalModel` implements it."""
 
     name: str
 

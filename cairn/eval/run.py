@@ -32,7 +32,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much a score is larger than that of the model it is held against (`eval/paired.py`)."""
+    """Difference of a score to the reference model's (`eval/paired.py`)."""
 
     task: str
     metric: str

@@ -1,4 +1,4 @@
-"""How likely are these tokens? The model run over whole sequences, without a cache.
+"""Log likelihood of tokens: the model runs over whole sequences, without a cache.
 
     spans, longest first -> passes of several packed sequences -> log-probabilities -> in the order they came in
 
@@ -27,7 +27,7 @@ class Scorer:
         self.device = model.embedding.weight.device
 
     def score(self, spans: Sequence[Span], advance: Advance = silent) -> list[Likelihood]:
-        """In the order of `spans`. `advance` is called with how many spans are done."""
+        """Score spans; results are in the order of `spans`. `advance` is called with the number of completed spans."""
         found: list[Likelihood | None] = [None] * len(spans)
         for part in passes(spans, self.batch_tokens):
             for place, result in zip(part, self._one_pass([spans[i] for i in part]), strict=True):
@@ -73,7 +73,7 @@ class Scorer:
 
 
 def passes(spans: Sequence[Span], batch_tokens: int) -> Iterator[list[int]]:
-    """Which spans run together: the longest first, so that memory that does not suffice is found at once."""
+    """Batches of spans, the longest first, so that running out of memory is detected immediately."""
     order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].tokens), i))
     part: list[int] = []
     tokens = 0

@@ -1,4 +1,4 @@
-"""Which tokens a model reads, and which of them are scored. Pure Python.
+"""Windows of tokens: the input of the model and the part that is scored. Pure Python.
 
 rolling_windows(4 tokens at once)             every token is scored once; windows share one token
   P a b c | d e f g | h            reads      P is the prefix token: begin of text, or end of text

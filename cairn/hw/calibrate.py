@@ -1,4 +1,4 @@
-"""What are the ceilings of this machine?
+"""Calibration: measures the performance ceilings of this machine.
 
 `calibrate` runs one step after another and gathers what they find into `Ceilings`. A step that
 this machine cannot do leaves its reason behind instead of a number. Measures the first visible
@@ -41,7 +41,7 @@ GIBI = 1 << 30
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to look: a longer look has a smaller spread, and the same median."""
+    """Measurement effort. A longer measurement has a smaller spread and the same median."""
 
     budget_ms: float  # for each ceiling
     device_bytes: int
@@ -102,7 +102,7 @@ def calibrate(
 
 
 def copy_again(ceilings: Ceilings, machine: Machine) -> Ceilings:
-    """With the memory's bandwidth as a second, quick look finds it, where that is higher."""
+    """Measure the memory bandwidth again quickly and keep the higher value."""
     step = _one("memory bandwidth", "copy", _copy_rate, ceilings.device, machine, QUICK)
     found = run_step(step)["copy"]
     stored = 0.0 if ceilings.copy is None else ceilings.copy.value
@@ -113,7 +113,7 @@ def copy_again(ceilings: Ceilings, machine: Machine) -> Ceilings:
 
 
 def choose_device(machine: Machine) -> tuple[str, str]:
-    """Where torch computes here, and what that is called."""
+    """The torch device of this machine and its name."""
     import torch
 
     if torch.cuda.is_available():
@@ -162,7 +162,7 @@ def _host_steps(device: str, machine: Machine, effort: Effort, folder: Path) -> 
 
 
 def run_step(step: Step) -> Findings:
-    """What the step found. What torch or the system refuses is a finding too: the reason."""
+    """Run a step and return its findings. A failure of torch or the system becomes a finding with its reason."""
     try:
         return step.run()
     except Unmeasurable as error:

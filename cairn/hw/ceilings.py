@@ -1,4 +1,4 @@
-"""How fast is this machine at best, and is that still known?
+"""Performance ceilings of this machine, and whether the stored values are still valid.
 
 The measured ceilings as data, the file `machine.json` that keeps them, and the question whether
 the machine has changed since. Measures nothing (`calibrate` does) and needs no torch.
@@ -25,7 +25,7 @@ Unit = Literal["B/s", "FLOP/s", "s"]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One ceiling: the median, the middle 80% of the runs, and how it was measured."""
+    """A ceiling: the median, the middle 80% of the runs, and the method."""
 
     value: float
     unit: Unit
@@ -36,7 +36,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ceiling depends on. No serial numbers: a machine of the same kind is the same."""
+    """The hardware that ceilings depend on. There are no serial numbers, so machines of one type are equal."""
 
     cpu: str | None
     threads: int | None

@@ -1,4 +1,4 @@
-"""How much CPU and memory does the container grant?
+"""CPU and memory limits of the container's control group.
 
 Reads both generations of control groups below a given root. Knows nothing about who set the
 limits, and nothing about what the machine has beyond them.

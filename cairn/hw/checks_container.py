@@ -1,4 +1,4 @@
-"""What a container or a sandbox changes: which one it is, and what it costs. Pure; says nothing outside of one."""
+"""Checks for containers and sandboxes: which one it is, and its overhead. Pure; no findings outside of one."""
 
 from cairn.hw.evidence import Evidence
 from cairn.hw.findings import Finding, ok, warn

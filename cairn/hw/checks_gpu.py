@@ -118,7 +118,7 @@ def check_counters(evidence: Evidence) -> Finding | None:
 
 
 def _holder(gpu: Gpu, own_pid: int) -> str | None:
-    """Who else holds memory of this GPU, in words."""
+    """Describe the other processes that use memory of this GPU, or None."""
     others = [process for process in gpu.processes if process.pid != own_pid]
     if others:
         held = ", ".join(

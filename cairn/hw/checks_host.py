@@ -91,7 +91,7 @@ def check_locked_memory(evidence: Evidence) -> Finding | None:
 
 
 def check_transfer(evidence: Evidence) -> Finding:
-    """Which way KV pages and weights take between processes and between machines."""
+    """Check the transports of KV blocks and weights between processes and between machines."""
     paths = transfer_paths(evidence.machine, evidence.nixl, evidence.peer_memory)
     why = f"between machines {paths.between} ({paths.why}); on this one {paths.within}"
     return ok(why) if paths.better is None else warn(why, paths.better)

@@ -1,4 +1,4 @@
-"""Which 16-bit types does this CPU multiply at full speed in torch?
+"""16-bit types that this CPU multiplies at full speed in torch.
 
 Decided by the features that the CPU names, not by a measurement: the same machine computes the same way every time.
 """

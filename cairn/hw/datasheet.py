@@ -1,4 +1,4 @@
-"""What does the vendor promise for this chip?
+"""Datasheet figures of GPUs.
 
 A table of published peaks, dense (never the doubled "with sparsity" figures), tensor products with
 a 32-bit accumulator where the vendor tells them apart. They are leads: a chip under its power

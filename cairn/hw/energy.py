@@ -1,4 +1,4 @@
-"""How much energy a GPU has taken, by the counter of the card itself: joules since the driver was loaded.
+"""Energy of a GPU by the counter of the card: joules since the driver was loaded.
 
 `EnergyCounter.joules` is the sum over the cards it was made for. A card without a counter is integrated from its power
 on every call. Without NVML there is nothing to read, and None is the answer. Cards are named by UUID: torch numbers
@@ -31,7 +31,7 @@ class EnergyCounter:
         return sum(known_joules) if known_joules else None
 
     def watts(self) -> float | None:
-        """What the cards draw now, which the driver averages over up to a second."""
+        """Current power of the cards in watts, which the driver averages over up to a second."""
         found = [self._nvml.ask("nvmlDeviceGetPowerUsage", handle) for handle in self._handles]
         known = [milliwatts * MILLI for milliwatts in found if milliwatts is not None]
         return sum(known) if known else None

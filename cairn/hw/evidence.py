@@ -111,7 +111,7 @@ def _has(module: str) -> bool:
 
 
 def try_import(module: str) -> str | None:
-    """None when it imports, else why not."""
+    """Import a module; return None or the reason why it fails."""
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  a broken package may raise anything: that is the finding
@@ -120,7 +120,7 @@ def try_import(module: str) -> str | None:
 
 
 def try_matmul(gpus: int) -> str | None:
-    """None when a product comes out right; of small whole numbers, it is exact in any precision."""
+    """Return None if a matmul of small integers, exact in any precision, is correct on each GPU; else the error."""
     import torch
 
     devices = [f"cuda:{index}" for index in range(gpus)] or ["cpu"]

@@ -1,4 +1,4 @@
-"""Which GPUs are in this machine?
+"""GPUs of this machine.
 
 Asks the best source that is there (NVML, else torch) and fills in from /sys what
 that source left open. Says in a note when it had to do without a better one. Knows nothing about
@@ -92,7 +92,7 @@ def _torch_gpu(index: int) -> Gpu:
 
 
 def torch_uuid(index: int) -> str | None:
-    """Of a visible GPU, as NVML writes it."""
+    """UUID of a visible GPU in NVML's format."""
     import torch
 
     properties = torch.cuda.get_device_properties(index)

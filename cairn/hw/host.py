@@ -1,4 +1,4 @@
-"""Which CPU, how much memory, which NUMA nodes, inside which limits?
+"""CPU, memory, NUMA nodes and limits of the host.
 
 Reads /proc and /sys below a given root, so that a test can hand it a folder. Where there is no
 /proc it asks psutil, and says so when psutil is missing as well. Knows nothing about GPUs,
@@ -122,7 +122,7 @@ def read_kernel(root: Path) -> str | None:
 
 
 def read_container(root: Path, environment: Mapping[str, str]) -> str | None:
-    """Which kind of container this process sits in, from the marks that each kind leaves."""
+    """Type of container this process runs in, detected by the files and variables that each runtime creates."""
     if "KUBERNETES_SERVICE_HOST" in environment:
         return "kubernetes"
     if (root / ".dockerenv").exists():

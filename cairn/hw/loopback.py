@@ -1,4 +1,4 @@
-"""How long does a message take to another process on this machine, over TCP?
+"""Latency of a message to another process of this machine over TCP.
 
 The parent listens on a free port of 127.0.0.1 and starts this very file as a child, which echoes
 small messages and then sends large blocks. Two processes, because two threads of one Python would

@@ -54,12 +54,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable_bytes(self) -> int | None:
-        """What this process may hold in all: the smaller of the machine and the cgroup."""
+        """Memory that this process may use in total: the smaller of the machine's and the cgroup's."""
         return min((x for x in (self.total_bytes, self.limit_bytes) if x is not None), default=None)
 
     @property
     def free_bytes(self) -> int | None:
-        """What this process may still take, of the machine and of the cgroup."""
+        """Memory that this process may still allocate, by the machine and by the cgroup."""
         limit = self.limit_bytes
         left = max(0, limit - (self.used_bytes or 0)) if limit is not None else None
         return min((x for x in (self.available_bytes, left) if x is not None), default=None)

@@ -1,4 +1,4 @@
-"""How fast does the device copy, multiply and start work?
+"""Measurements of a device: copy bandwidth, matmul rate and launch overhead.
 
 One function for each ceiling of the compute device, which is a GPU, or the CPU where there is
 none. Data is random, because zeros draw less power and run faster than real data will. What a
@@ -54,7 +54,7 @@ def matmul_rate(device: str, dtype: Dtype, budget_ms: float) -> Measured:
 
 
 def launch_cost(device: str, budget_ms: float) -> Measured:
-    """From Python, one small operation after another, until the device has done them all."""
+    """Time per small operation launched from Python until the device has completed them all."""
     import torch
 
     add = _small_add(device)
@@ -174,7 +174,7 @@ def _random_int8(size: int, device: str) -> Any:
 
 @contextmanager
 def _fp32_precision(mode: Literal["ieee", "tf32"]) -> Generator[None]:
-    """How cuBLAS multiplies 32-bit numbers, for the length of a measurement."""
+    """Set the precision of cuBLAS for 32-bit matmuls during a measurement."""
     import torch
 
     settings = torch.backends.cuda.matmul

@@ -1,4 +1,4 @@
-"""How fast are the disk and the loopback network of the host?
+"""Measurements of the host: disk and loopback network.
 
 Writes a few files of random bytes in a temporary folder and removes them; opens one connection on
 127.0.0.1 to a child process. Touches nothing else on the disk and nothing beyond this machine. A

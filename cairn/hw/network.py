@@ -1,4 +1,4 @@
-"""Which network ports does this machine have, and at what speed are they linked?
+"""Network ports of this machine and their link speeds.
 
 Reads /sys/class/net and /sys/class/infiniband below a given root. The speed is the link's own
 claim: what a collective reaches over it is for `cairn comm bench` to say. The loopback interface

@@ -1,4 +1,4 @@
-"""What does the driver's management library say about each GPU?
+"""GPU information from NVML, the management library of the driver.
 
 Speaks to NVML through the package nvidia-ml-py (module `pynvml`), which a GPU host may lack. Reads
 only; never changes a setting of a card. Does not know torch: NVML lists every card, torch only the
@@ -66,7 +66,7 @@ def gpus_from_nvml(nvml: Nvml) -> list[Gpu]:
 
 
 def handles_of(nvml: Nvml, uuids: Collection[str]) -> list[Any]:
-    """Of the cards with these UUIDs, for further questions."""
+    """NVML handles of the cards with these UUIDs."""
     return [
         handle for _, handle in _handles(nvml) if nvml.ask("nvmlDeviceGetUUID", handle) in uuids
     ]

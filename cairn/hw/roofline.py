@@ -1,4 +1,4 @@
-"""How fast could this operation run here at best, and what stands in the way?
+"""Roofline: the minimum time of an operation on this machine, and its limiting resource.
 
     floor = max(bytes / bandwidth, flops / rate, launches x launch cost)
 
@@ -43,7 +43,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # terms that rest on a vendor's number instead of a measured one
 
     def share(self, measured_s: float) -> float:
-        """How much of the possible speed was reached: 1.0 is the floor itself."""
+        """Fraction of the attainable speed that was reached; 1.0 is the floor itself."""
         if measured_s <= 0:
             raise ValueError(f"a measured time is positive, not {measured_s}")
         return self.seconds / measured_s

@@ -1,4 +1,4 @@
-"""Where does Cairn keep its files, and on what kind of disk?
+"""Locations of Cairn's files, and the disks they are on.
 
 `cache_folder` and `hub_folder` name the two places; `read_filesystem` says what lies under a path.
 Nothing here creates or removes anything, and nothing here measures: that is `calibrate`.
@@ -25,7 +25,7 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def hub_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where huggingface_hub downloads models to: `$HF_HUB_CACHE`, else `$HF_HOME/hub`."""
+    """Download folder of huggingface_hub: `$HF_HUB_CACHE`, else `$HF_HOME/hub`."""
     environment = os.environ if environment is None else environment
     if own := environment.get("HF_HUB_CACHE"):
         return Path(own).expanduser()

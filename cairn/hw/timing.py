@@ -1,4 +1,4 @@
-"""How long does a call take?
+"""Timing of a call.
 
     measure         one call after another: events on a GPU, the clock on a CPU
     measure_graph   the same calls replayed from one CUDA graph, without launches from Python
@@ -61,7 +61,7 @@ def summarize(samples_s: Sequence[float]) -> Timing:
 
 
 def repeats(one_s: float, budget_s: float, at_least: int, at_most: int) -> int:
-    """How many runs of `one_s` fit into the budget, within bounds."""
+    """Number of runs of `one_s` that fit into the budget, within bounds."""
     fitting = at_most if one_s <= 0 else int(min(budget_s / one_s, at_most))
     return max(at_least, min(fitting, at_most))
 

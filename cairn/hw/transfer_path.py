@@ -1,4 +1,4 @@
-"""Which way would bytes take from this machine's memory to another's, or to another process here?
+"""Transports from this machine's memory to another machine's, and to another process of this machine.
 
     GPUDirect      a fabric's port reads GPU memory itself
     RDMA           a fabric's port reads host memory; a GPU's pages are staged there

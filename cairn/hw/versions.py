@@ -1,4 +1,4 @@
-"""Which versions of the things that decide speed and correctness are installed?
+"""Installed versions of the software that determines speed and correctness.
 
 Reads package metadata and files; imports neither torch nor triton, so that `cairn doctor` can
 still report on an installation that no longer imports. Whether they work is for the checks to say.
@@ -59,7 +59,7 @@ def _torch_versions() -> tuple[str | None, str | None]:
 
 
 def _driver_version(root: Path) -> str | None:
-    """From `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  ...`."""
+    """Parse `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  ...`."""
     text = read_text(root / "proc/driver/nvidia/version") or ""
     match = re.search(r"NVRM version:.*?\s(\d{3,}\.\d+(\.\d+)?)\s", text)
     return match[1] if match else read_text(root / "sys/module/nvidia/version")

@@ -1,4 +1,4 @@
-"""How a page is put together: escaped text, tables, bars and facts in one document.
+"""HTML pages from escaped text, tables, bars and facts.
 
 Everything a page needs is in it: style and script are inline, there is no font, image or library to fetch, and it
 opens from a file without a network. It is readable without a script, in light and in dark. Knows nothing about what
@@ -71,7 +71,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 
 
 def bars(values: Mapping[str, float], unit: str = "") -> Markup:
-    """One line for each value, as long as its share of the largest."""
+    """Bar chart with one bar for each value, scaled to the largest."""
     largest = max(values.values(), default=0.0) or 1.0
     rows = []
     for name, value in values.items():

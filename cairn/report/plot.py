@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """From values to places on the paper."""
+    """Mapping from values to coordinates of the plot."""
 
     low: float
     high: float
@@ -148,12 +148,12 @@ def thin(points: Sequence[Point], most: int = MANY) -> Sequence[Point]:
 
 
 def number(value: float) -> str:
-    """For a tick: 0, 0.25, 1,500, 2e+06."""
+    """Format a tick label: 0, 0.25, 1,500, 2e+06."""
     return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def drawable(points: Sequence[Point], log_x: bool, log_y: bool) -> Sequence[Point]:
-    """What has a place on the paper: finite, and above zero where an axis is logarithmic."""
+    """The points that can be drawn: finite, and positive on a logarithmic axis."""
     finite = (point for point in points if all(map(math.isfinite, point)))
     return thin([(x, y) for x, y in finite if (x > 0 or not log_x) and (y > 0 or not log_y)])
 

@@ -1,4 +1,4 @@
-"""How far is it, and how long will it take? A line on stderr where a person watches, in a log one in half a minute.
+"""Progress and ETA: a status line on a terminal, or a line every half minute in a log.
 
     training  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌  212/480  0:33 left  loss 2.113
     training 212/480, 0:33 left, loss 2.113
@@ -28,7 +28,7 @@ Advance = Callable[[str], None]  # a word about the step that is done
 
 
 class StatusLine:
-    """One line of a terminal that is written over and over; on anything else it writes nothing."""
+    """A terminal line that is overwritten; it writes nothing to other streams."""
 
     def __init__(self, stream: TextIO | None = None, shown: bool = True) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -48,7 +48,7 @@ class StatusLine:
 
 
 class Bar:
-    """How much of a total is done, on a status line. A context manager: at its end the line is removed.
+    """Progress bar on a status line. It is a context manager that removes the line at its end.
 
     Where no terminal is, what is done within LOG_S is done without a word.
     """

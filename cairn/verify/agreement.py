@@ -1,4 +1,4 @@
-"""How far apart are two sets of log-probabilities? Pure arithmetic.
+"""Distance between two sets of log probabilities. Pure arithmetic.
 
 A source gives the log-probabilities of a few tokens at each place, not of the whole vocabulary. Both sides are compared
 as distributions over those few tokens and `the rest`: what is found apart is apart in the whole distribution, too.
@@ -70,7 +70,7 @@ def agreement(observed: Sequence[Observation], expected: Sequence[Observation]) 
 
 
 def same_top(observed: Row, expected: Row) -> bool:
-    """Whether the likeliest token is the same; two that are equally likely are the same."""
+    """Return whether the most likely token is the same, up to ties."""
     likeliest = max(observed, key=observed.__getitem__)
     best = max(expected.values())
     return expected.get(likeliest, -math.inf) >= best - 1e-6

@@ -1,4 +1,4 @@
-"""Which probes a model is asked, and the engine of this machine as a source of evidence.
+"""Probes for a model, and the engine of this machine as a source of evidence.
 
 probes_of(spec, tokenizer) -> Probe, Probe, ...   --from_engine | from_server-->   Evidence
 """
@@ -66,7 +66,7 @@ def _long_probe(window: int, tokenizer: Tokenizer) -> Probe:
 
 
 def from_engine(llm: LLM, probes: Sequence[Probe]) -> Evidence:
-    """What the engine says: the prompt's log-probabilities, and those of a greedy answer behind it."""
+    """Collect the engine's log probabilities of each prompt and of a greedy continuation."""
     params = [_params(probe) for probe in probes]
     outputs = llm.generate(
         [{"prompt_token_ids": probe.ids} for probe in probes], params, use_tqdm=False

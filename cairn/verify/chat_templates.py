@@ -64,7 +64,7 @@ def _texts(tokenizer: Tokenizer, own: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _without_system(own: str) -> str | None:
-    """What is left when a template that writes a system message of its own does not: from the first user's turn on."""
+    """The prompt without the template's default system message, from the first user turn on."""
     at = own.find("user")
     opening = own.rfind("<", 0, at)
     return own[opening:] if at > 0 and opening > 0 else None

@@ -1,4 +1,4 @@
-"""From evidence to a verdict: compares with the plain path, tries the hypotheses, and says what was found.
+"""Verdict on evidence: comparison with the plain path, then tests of the hypotheses.
 
 texts   agree --> fine
         differ --> which change of the spec, of the prompt or of the weights explains it?
@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of probe: the texts, or the chat."""
+    """Result for one type of probe: texts or chat."""
 
     part: str
     places: int
@@ -78,7 +78,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check:
-    """One model, checked against evidence about it."""
+    """Check of a model against evidence."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Check:
     def _measure_sizes(
         self, texts: list[Observation], plain: list[Observation], expected: Level
     ) -> dict[Level, float]:
-        """How far each way of rounding is from the plain path, on the first text.
+        """Distance of each rounding from the plain path on the first text.
 
         Weights that a file has in few bits are often multiplied with activations in 8 bits, which is the larger error.
         """
@@ -257,7 +257,7 @@ class Check:
 
     @property
     def tried(self) -> int:
-        """How many hypotheses were computed."""
+        """Number of hypotheses that were computed."""
         return len({says for _, _, says in self._known})
 
 
@@ -267,7 +267,7 @@ def _start(one: Observation) -> Observation:
 
 
 def _screened(texts: list[Observation], hypothesis: Hypothesis) -> int | None:
-    """On which text a hypothesis is tried: the one that it shows in, or the first short one."""
+    """The text on which a hypothesis is tested: the one it affects, or the first short one."""
     for at, one in enumerate(texts):
         if one.probe == hypothesis.probe or (not hypothesis.probe and one.probe != LONG):
             return at

@@ -1,4 +1,4 @@
-"""What a model said about fixed texts: one file that two machines can compare. Pure Python.
+"""Evidence file: a model's log probabilities of fixed texts, comparable between machines. Pure Python.
 
     Evidence    who was asked, and an Observation of each probe
     Observation the tokens of one probe, and at each scored place the log-probabilities of some tokens

@@ -1,4 +1,4 @@
-"""Which cause explains what was observed? Hypothesis tests over log-probabilities. Pure arithmetic.
+"""Hypothesis tests over log probabilities that find the cause of a deviation. Pure arithmetic.
 
     explained = 1 - distance(observed, plain path under the hypothesis) / distance(observed, plain path)
 

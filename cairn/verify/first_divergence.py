@@ -1,4 +1,4 @@
-"""At which token and in which layer did two paths part? Pure arithmetic.
+"""First token and layer at which two paths diverge. Pure arithmetic.
 
     errors[l]   how far the hidden state behind layer l is from the plain path's, relative to its length
 

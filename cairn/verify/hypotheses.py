@@ -1,4 +1,4 @@
-"""What a server may compute differently, each as a change that the plain path can be computed under. No torch.
+"""Hypotheses about deviations of a server, each as a change that can be applied to the plain path. No torch.
 
     spec       another norm epsilon, rope base or factor, window, scale: the model's shape with one field changed
     weights    fewer bits: rounded to nearest, as most quantisers begin; or in places where they do not belong

@@ -78,7 +78,7 @@ class PlainPath:
         return Observation(observed.probe, ids, first, rows)
 
     def _score(self, model: Transformer, prompt: Prompted, shared: int) -> Tensor:
-        """As `score`; `shared` tokens at the start are the same as without a hypothesis, and computed once."""
+        """Score a prompt; the first `shared` tokens do not depend on the hypothesis and are computed once."""
         if shared < SHORTEST_PREFIX:
             return score(model, prompt.ids, prompt.first)
         ids = prompt.ids[:shared]
@@ -88,7 +88,7 @@ class PlainPath:
 
 
 def seen_by_all(spec: ModelSpec, other: ModelSpec) -> int:
-    """How many tokens at the start of a text both compute alike, because every window reaches back to its first one.
+    """Number of leading tokens that both specs compute equally, because every window includes the first token.
 
     0 if the two differ in more than their windows, if a layer rotates otherwise because of its window, or if there is
     no window.
@@ -101,7 +101,7 @@ def seen_by_all(spec: ModelSpec, other: ModelSpec) -> int:
 
 
 def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> Prompted:
-    """Which tokens are run. In a chat only the answer is scored, so all before it are replaced."""
+    """The tokens to run. In a chat only the answer is scored, so all tokens before it are replaced."""
     if hypothesis is None or hypothesis.ids is None:
         return Prompted(observed.ids, observed.first)
     if hypothesis.probe:
@@ -136,7 +136,7 @@ def read(model: Transformer, ids: Sequence[int], capacity: int) -> KVCache:
 
 @torch.inference_mode()
 def score_behind(model: Transformer, cache: KVCache, ids: Sequence[int], first: int) -> Tensor:
-    """As `score`, of a text whose beginning is in the cache; the cache stays at that beginning."""
+    """Score a text whose beginning is in the cache; the cache does not advance."""
     rest = ids[cache.length : -1]
     attend = Cached([cache], [len(rest)])
     tokens_T = torch.tensor(rest, device=attend.device)
@@ -146,7 +146,7 @@ def score_behind(model: Transformer, cache: KVCache, ids: Sequence[int], first: 
 
 
 def _rows(logprobs_RV: Tensor, observed: Sequence[Row]) -> list[Row]:
-    """Of each place the likeliest tokens and those that were observed there."""
+    """The most likely tokens and the observed tokens at each position."""
     likeliest = logprobs_RV.topk(min(TOP, logprobs_RV.shape[1]), dim=1)
     made = [
         dict(zip(tokens, values, strict=True))
@@ -189,7 +189,7 @@ def rounded(model: Transformer, bits: str, wide: bool = False) -> Transformer:
 
 @torch.inference_mode()
 def with_rounded_inputs(model: Transformer) -> Transformer:
-    """As CPUs multiply with weights in few bits: what enters a product has 8 bits, too."""
+    """Model with inputs rounded to 8 bits, as CPU matmuls with packed weights compute."""
     made = with_spec(model, model.spec)
     for part in linears(made):
         if part is not made.embedding:

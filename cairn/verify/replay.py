@@ -1,4 +1,4 @@
-"""One captured request, run again: on the fast path as it was served, and on the plain path.
+"""Replay of a captured request: on the fast path as it was served, and on the plain path.
 
     fast    the engine with the settings of the server, the request alone; hidden states are tapped behind each layer
     plain   float32, one operation after another, over the same tokens
@@ -37,7 +37,7 @@ from cairn.verify.first_divergence import (
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one answer."""
+    """Result of replaying an answer."""
 
     tokens: int
     digest: str  # as captured
@@ -115,7 +115,7 @@ def replay(
 
 
 def _grammars(captured: Captured, opened: OpenModel, engine: Engine) -> list[Grammar | None]:
-    """What each answer followed."""
+    """Grammar of each answer, or None."""
     known = grammars_for(opened, engine.scheduler.limits.vocabulary)
     return [
         known.compile(answer.guide) if known is not None and answer.guide is not None else None
@@ -124,7 +124,7 @@ def _grammars(captured: Captured, opened: OpenModel, engine: Engine) -> list[Gra
 
 
 def one_request(config: EngineConfig) -> EngineConfig:
-    """Without graphs, whose layers cannot be tapped, and in this process."""
+    """Engine configuration for a replay: in this process and without graphs, whose layers cannot be observed."""
     if config.tensor_parallel_size > 1:
         raise ConfigError(
             f"the request was served by {config.tensor_parallel_size} ranks, and is replayed by one",
@@ -214,5 +214,5 @@ def _errors(model: Transformer, ids: Sequence[int], taps: Taps, place: int) -> l
 
 
 def _is_packed(model: Transformer) -> bool:
-    """Whether the matrices have fewer bits than their type says."""
+    """Return whether the matrices are packed in fewer bits than their dtype."""
     return any(not isinstance(part.form, Transposed | None) for part in linears(model))

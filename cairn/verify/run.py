@@ -24,7 +24,7 @@ ROUNDING_KL = 5e-3  # between two records: other kernels, another type
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """How the engine of this machine is started."""
+    """Options of the engine of this machine."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -68,7 +68,7 @@ def gather(
 
 
 def expected_level(opened: OpenModel, engine: Engine | None) -> Level:
-    """How far rounding may go: as the file was quantised, or as the engine was asked to."""
+    """Expected rounding: that of the file's quantisation or of the engine's options."""
     if engine is not None and engine.weights in ("int4", "int8"):
         return "int4" if engine.weights == "int4" else "int8"
     if engine is not None and engine.weights == "fp8":

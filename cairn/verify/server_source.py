@@ -37,7 +37,7 @@ class OtherTokenizer(CairnError):
 
 
 class Server:
-    """One server, asked one thing at a time."""
+    """Client of a server that sends one request at a time."""
 
     def __init__(self, url: str, model: str = "", key: str | None = None) -> None:
         self.url, self._place, self._key = url, place(url), key
@@ -132,7 +132,7 @@ class TokenIds:
         return found if found is not None else self._named(spelled.decode("utf-8", "replace"))
 
     def _named(self, text: str) -> int | None:
-        """By its number, or as the vocabulary spells it: a special token has no text of its own."""
+        """Token id from `token_id:N` or from the spelling in the vocabulary, which special tokens need."""
         if text.startswith("token_id:") and text[9:].isdecimal():
             return int(text[9:])
         return self.tokenizer.backend.token_to_id(text)
@@ -171,7 +171,7 @@ def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
 
 
 class Tokens(NamedTuple):
-    """What a server says of some tokens: how each is spelled, and its row; None: nothing comes before it."""
+    """Tokens returned by a server: their spelling, and their log probabilities (None without a context)."""
 
     tokens: list[bytes]
     rows: list[Spelled | None]
@@ -204,7 +204,7 @@ def _content(content: Sequence[Mapping[str, Any]]) -> Tokens:
 
 
 def _spelling(one: Mapping[str, Any]) -> bytes:
-    """By its bytes, where a server gives them: a text may have lost a space, or half of a character."""
+    """Bytes of a token if the server returns them; its text may lack a space or part of a character."""
     raw = one.get("bytes")
     return bytes(raw) if raw else str(one.get("token", "")).encode()
 
@@ -242,7 +242,7 @@ def _check_tokens(probe: Probe, tokens: Sequence[bytes], hidden: int, ids: Token
 
 
 def _hidden(probe: Probe, tokens: Sequence[bytes], ids: TokenIds) -> int:
-    """How many tokens the server leaves out of what it echoes: begin-of-text has no text."""
+    """Number of tokens that the server omits from its echo; begin-of-text has no text."""
     bos = ids.tokenizer.bos_id
     second = probe.ids[1] if len(probe.ids) > 1 else None
     starts = bos is not None and probe.ids[:1] == [bos]

@@ -1,4 +1,4 @@
-"""Which engines there are, by name. Imports an engine only when it is asked for."""
+"""Engines by name; an engine is imported only when it is used."""
 
 from cairn.cluster.backends.interface import Backend
 from cairn.cluster.node_reservation import NodeReservation
@@ -37,7 +37,7 @@ def backend_of(record: Record) -> Backend:
 
 
 def reservation_of(record: Record) -> NodeReservation:
-    """For the supervisor: where the nodes of a job come from."""
+    """The reservation that provides the nodes of a job to its supervisor."""
     if record.engine == "ray":
         from cairn.cluster.backends.ray_placement import RayReservation
 

@@ -1,4 +1,4 @@
-"""What an engine has to be able to do for a job, and the errors all of them share.
+"""Interface of an engine, and the errors that all engines share.
 
     look() -> Cluster -resolve-> Plan -render-> text          (pure; --dry-run stops here)
                                       -submit-> Record -status, logs, stop->
@@ -21,7 +21,7 @@ class EngineMissing(CairnError):
 
 
 class EngineUnreachable(CairnError):
-    """It is installed, and does not answer."""
+    """The engine is installed and does not respond."""
 
 
 class AlreadyEnded(CairnError):
@@ -33,20 +33,20 @@ class SubmitFailed(CairnError):
 
 
 class Backend(Protocol):
-    """One engine."""
+    """Interface of an engine."""
 
     name: str
 
     def look(self) -> Cluster:
-        """What there is; EngineMissing or EngineUnreachable where there is nothing to look at."""
+        """Query the cluster; raises EngineMissing or EngineUnreachable."""
         ...
 
     def unseen(self) -> Cluster:
-        """For a dry run: the engine as it is on paper."""
+        """An assumed cluster for a dry run."""
         ...
 
     def render(self, plan: Plan) -> str:
-        """What would be submitted, for a person to read. Pure."""
+        """Render the submission as text. Pure."""
         ...
 
     def submit(self, plan: Plan, record: Record) -> Record: ...

@@ -89,7 +89,7 @@ def literal(word: str) -> str:
 
 
 def keeps_files(job: Job, group: Group) -> bool:
-    """Whether there is something to keep: then all its pods see one volume, each job a folder of its own."""
+    """Return whether the job stores files. If so, its pods share one volume, with a folder for each job."""
     filled = any("{folder}" in word for word in (*group.argv, *group.env.values()))
     return job.checkpoint.folder is not None or filled
 

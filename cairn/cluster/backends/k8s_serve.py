@@ -104,7 +104,7 @@ def _labels(plan: Plan, group: Group) -> dict[str, str]:
 
 
 def _leader_worker_set(plan: Plan, group: Group) -> Object:
-    """One copy is several pods that start and die together; the leader answers."""
+    """LeaderWorkerSet: a replica is several pods that start and fail together; the leader serves requests."""
     job = plan.job
     leader = _server(plan, group)
     command = rank_argv(group.argv, "python")
@@ -135,7 +135,7 @@ def _grace(job: Job) -> int:
 
 
 def _place_in_group(group: Group) -> list[Object]:
-    """What fills {rank} and {world}; $LWS_LEADER_ADDRESS is there without us."""
+    """Environment variables for {rank} and {world}; $LWS_LEADER_ADDRESS is set by the controller."""
     index = {
         "fieldRef": {"fieldPath": "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
     }

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a job, in one line. Pure: reads the objects that kubectl prints.
+"""Job status from Kubernetes objects. Pure: reads the objects that kubectl prints.
 
 JobSet, Volcano Job, RayJob, Deployment, LeaderWorkerSet + their pods (+ Kueue's Workloads)  ->  Status
 """

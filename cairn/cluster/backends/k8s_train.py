@@ -119,7 +119,7 @@ def _replicated(plan: Plan, group: Group) -> Object:
 
 
 def _enough(group: Group) -> Object:
-    """Of an elastic role those that trained have all finished together; one that found no place never will."""
+    """Success policy of an elastic role: `least` pods suffice, because a pod that never joined cannot succeed."""
     if not group.elastic or group.least == group.most:
         return {}
     return {"successPolicy": {"rules": [{"succeededCount": group.least}]}}
@@ -157,7 +157,7 @@ def _pod_failures(group: Group) -> list[Object]:
 
 
 def _nearness(job: Job) -> dict[str, str] | None:
-    """For Kueue's topology-aware scheduling."""
+    """Annotations for Kueue's topology-aware scheduling."""
     if job.topology.required:
         return {"kueue.x-k8s.io/podset-required-topology": TOPOLOGY_KEYS[job.topology.required]}
     if job.topology.preferred:

@@ -190,7 +190,7 @@ class Kubernetes:
 
 
 def objects(plan: Plan, target: str) -> list[Object]:
-    """What would be created, in this order. Pure."""
+    """Objects to create, in this order. Pure."""
     _check_names(plan)
     folder = plan.job.checkpoint.folder
     if folder is not None and not folder.startswith("/"):
@@ -224,7 +224,7 @@ def to_yaml(manifests: list[Object]) -> str:
     import yaml
 
     class Plain(yaml.SafeDumper):
-        """Without anchors: `&id001` is hard to read."""
+        """YAML dumper without anchors, because `&id001` is hard to read."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True
@@ -234,7 +234,7 @@ def to_yaml(manifests: list[Object]) -> str:
 
 
 def node_of(item: Object) -> Node:
-    """What a node can hold, out of `kubectl get nodes`."""
+    """Capacity of a node from `kubectl get nodes`."""
     has = item["status"].get("allocatable", {})
     marks = item["metadata"].get("labels", {})
     slices = {

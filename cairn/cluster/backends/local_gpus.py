@@ -1,4 +1,4 @@
-"""Which GPUs of this machine a job gets: those that no other job from here holds, all at once or none.
+"""GPU allocation on this machine: GPUs that no other local job holds, all or none.
 
     STATE/NAME/N/gpus.json      what a job holds, as long as its supervisor lives
 

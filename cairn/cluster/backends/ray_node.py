@@ -24,7 +24,7 @@ START = "CAIRN_NODE_START"  # of the environment: one start of one node
 
 
 class NodeAgent:
-    """One argv at a time."""
+    """Ray actor that runs one command at a time on its node."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -58,7 +58,7 @@ class NodeAgent:
         return self.process.pid
 
     def look(self, offset: int) -> tuple[int | None, bytes]:
-        """How it ended, if it has, and the log from there on; the end is reported only with the last of the log."""
+        """Exit status (None while it runs) and the log from `offset`; the status comes with the end of the log."""
         status = self.process.poll() if self.process is not None else None
         if status is not None:
             end_leftovers(self.mark)

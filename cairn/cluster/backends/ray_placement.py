@@ -162,7 +162,7 @@ class RayReservation:
 
 
 def bundles_of(plan: Plan) -> list[dict[str, float]]:
-    """One bundle for each node, in the order of the nodes. Pure."""
+    """Placement-group bundles, one for each node in order. Pure."""
     return [_bundle(group) for group in plan.groups for _ in range(group.most)]
 
 
@@ -205,7 +205,7 @@ def _checked(placement: dict[str, Any]) -> dict[str, Any]:
 
 
 def connect(address: str) -> None:
-    """As a driver; Ray's own lines stay out of ours."""
+    """Connect as a driver and keep Ray's log lines out of the output."""
     import ray
 
     quiet: dict[str, Any] = {

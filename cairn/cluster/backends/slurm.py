@@ -149,7 +149,7 @@ class Slurm:
 
 
 def status_of(listing: str) -> Status | None:
-    """What squeue says of a job (of an array: of its tasks) as one status; None when it knows nothing of it."""
+    """Status of a job, or of all tasks of an array, from squeue; None if squeue does not list it."""
     rows = [line.split("|") for line in listing.splitlines() if line.count("|") == 2]
     if not rows:
         return None
@@ -226,7 +226,7 @@ def racks_of(text: str) -> dict[str, str]:
 
 
 def _remembered(record: Record) -> Status:
-    """After Slurm has forgotten the job: what was seen of its end, or what its script wrote last."""
+    """Status of a job that Slurm no longer lists: the last status seen, or the one its script wrote."""
     last = records.read_status(record)
     if last.state in ENDED:
         return last
@@ -248,7 +248,7 @@ def _field(job: str, name: str) -> str | None:
 
 
 def _has_containers() -> bool:
-    """Whether srun takes --container-image, which NVIDIA's pyxis adds."""
+    """Return whether srun supports --container-image, which NVIDIA's pyxis adds."""
     return "--container-image" in _asked(["srun", "--help"], ANYTHING)
 
 
@@ -267,7 +267,7 @@ def _check_installed() -> None:
 
 
 def _asked(command: list[str], nothing: str | None = None) -> str:
-    """What the command says; "" where it fails with `nothing`, a pattern. EngineUnreachable: no answer."""
+    """Output of a command; "" if it fails with a message that matches `nothing`. A timeout is EngineUnreachable."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE_S

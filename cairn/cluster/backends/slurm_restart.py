@@ -1,4 +1,4 @@
-"""What a job on Slurm that failed does next, asked by its own batch script: again without the bad node, or never.
+"""Restart decision of a failed Slurm job, made by its batch script: requeue without the bad node, or fail.
 
     python -m cairn.cluster.backends.slurm_restart RUN
     n2,n7                     on stdout: nodes to leave out        exit status 3: it would fail the same way again

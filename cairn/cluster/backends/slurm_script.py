@@ -148,7 +148,7 @@ def _resources(group: Group) -> list[str]:
 
 
 def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> str:
-    """One agent on each node of the group, in the background: several groups run at once."""
+    """srun command that starts one agent on each node of the group in the background, so groups run concurrently."""
     run = _run(logs)
     env = agent_env(job, group, folder=f"{run}/checkpoints", loopback=False)
     env["CAIRN_JOB_FAILURES"] = f"{run}/failures"
@@ -185,7 +185,7 @@ def _argv(job: Job, group: Group, python: str) -> list[str]:
 
 
 def _word(word: str) -> str:
-    """One of ours: quoted, unless the shell has to fill it in."""
+    """Quote an argument, unless the shell has to expand it."""
     return f'"{word}"' if any(name in word for name in _SHELL) else shlex.quote(word)
 
 

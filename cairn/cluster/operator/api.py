@@ -37,7 +37,7 @@ class Api:
         self._client, self.namespace = client, namespace
 
     async def has(self, api: str, kind: str) -> bool:
-        """Whether this cluster knows the kind."""
+        """Return whether the cluster serves this kind."""
         pages = self._client.list(_resource(api, kind), namespace=self.namespace, chunk_size=1)
         try:
             with _translated():
@@ -165,7 +165,7 @@ class Api:
 
 
 def connect(namespace: str = "*", context: str = "", transport: Any = None) -> Api:
-    """To the cluster of this pod's service account; outside of a pod KUBECONFIG, then ~/.kube/config."""
+    """Connect with the pod's service account; outside of a pod with KUBECONFIG or ~/.kube/config."""
     try:
         from lightkube import AsyncClient, KubeConfig
         from lightkube.core.exceptions import ConfigError

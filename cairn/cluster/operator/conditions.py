@@ -54,7 +54,7 @@ def written(
 
 
 def available(type_: str, live: Object | None) -> Condition:
-    """Whether a Deployment has all of its replicas, of the newest template."""
+    """Condition: all replicas of a Deployment run the newest template."""
     if live is None:
         return Condition(type=type_, ok=False, reason="Missing", message="it is being created")
     status, wanted = live.get("status", {}), live["spec"].get("replicas", 1)

@@ -33,7 +33,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a CRD says of one kind."""
+    """Definition of a custom resource kind."""
 
     kind: str
     short: str
@@ -163,7 +163,7 @@ def _inline(part: Any, defs: Object) -> Any:
 
 
 def _union(parts: list[Object]) -> Object:
-    """With null it is nullable; two types of values are left to the operator to check."""
+    """Schema of a union: nullable for a type and null; other unions are checked by the operator."""
     real = [one for one in parts if one.get("type") != "null"]
     if len(real) == 1:
         return real[0] | {"nullable": True}

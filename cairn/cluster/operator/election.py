@@ -1,4 +1,4 @@
-"""Which of several operators acts: the one that holds a Lease. Pure; `leader` writes what is decided here.
+"""Leader election between operators with a Lease. Pure; `leader` writes the decisions.
 
 A holder renews three times within the Lease's duration; another takes it when it has seen no change for that long by
 its own clock, so clocks of two machines are never compared. Writes carry the resourceVersion: of two that take it at
@@ -19,7 +19,7 @@ Step = Literal["renew", "take", "wait"]
 
 
 class LeaseView(msgspec.Struct):
-    """What one candidate has seen of the Lease, and since when it has not changed."""
+    """A candidate's view of the Lease: its last version, and the time of its last change."""
 
     me: str
     version: str = ""

@@ -31,7 +31,7 @@ class GangStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gang_step(plan: Plan, attempt: int, phase: Phase | None, pods: list[Object]) -> GangStep:
-    """What is to be there now, by the attempt and phase of the status and the pods that are seen."""
+    """Desired objects of a gang, from the status's attempt and phase and the observed pods."""
     if phase in ("Succeeded", "Failed"):
         return GangStep(phase=phase, attempt=attempt, message="", objects=None)
     wanted = gang_objects(plan, attempt)

@@ -18,7 +18,7 @@ from cairn.cluster.operator.run import Operator, Say
 async def lead(
     api: Api, lease: Ref, me: str, work: Callable[[], Operator], duration_s: int, say: Say
 ) -> None:
-    """For ever: waits for the Lease, runs an operator while it is held, begins again when it is lost."""
+    """Loop forever: wait for the Lease, run an operator while it is held, start over when it is lost."""
     view, refusals, term = LeaseView(me=me), Refusals(say), Term(me, work, say)
     renewed_s = 0.0
     try:
@@ -94,7 +94,7 @@ class Refusals:
 async def _hold(
     api: Api, lease: Ref, view: LeaseView, duration_s: int, refusals: Refusals
 ) -> bool | None:
-    """Whether the Lease is ours now; None: the API does not answer."""
+    """Acquire or renew the Lease; return whether it is held, or None if the API does not respond."""
     try:
         current = await api.get(lease)
         step = view.step(current, time.monotonic())

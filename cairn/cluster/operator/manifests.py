@@ -41,7 +41,7 @@ LEASE_RULES: list[Object] = [
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between installations; for Helm, the places where its values stand."""
+    """Values that differ between installations; for Helm they are template expressions."""
 
     namespace: str = "cairn-system"
     image: str = "cairn:cpu"

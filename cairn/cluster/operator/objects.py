@@ -28,7 +28,7 @@ MERGE_KEYS = ("uid", "name", "type", "containerPort", "port", "key")
 
 
 class Ref(msgspec.Struct, frozen=True, order=True):
-    """Which object; `api` is group/version, as in apiVersion."""
+    """Reference to an object; `api` is group/version, as in apiVersion."""
 
     api: str
     kind: str
@@ -45,7 +45,7 @@ def ref_of(obj: Object) -> Ref:
 
 
 def plural(kind: str) -> str:
-    """How the API spells it in addresses."""
+    """Plural resource name of a kind in API paths."""
     return f"{kind.lower()}s"
 
 

@@ -1,4 +1,4 @@
-"""What has to be done so that the cluster has what an object asks for. Pure: no API, no clock.
+"""Reconciliation: the actions that bring the cluster to an object's desired state. Pure: no API, no clock.
 
     Observed (the object, its children, what it refers to) --Kind.render--> Rendered --reconcile--> actions
 
@@ -57,7 +57,7 @@ Action = Apply | Delete | Merge | SetStatus
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator knows when it decides; it may lag behind."""
+    """Observed state for a decision; it may be stale."""
 
     resource: Object
     children: list[Object]  # that this object controls
@@ -91,7 +91,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """How objects of one kind are handled.
+    """Handlers for objects of one kind.
 
     `release` gives what has to be done before one may go, and None when it may; without it there is no finalizer.
     """

@@ -109,7 +109,7 @@ class Operator:
                 await asyncio.sleep(AGAIN_S)
 
     def _say_once(self, about: str, text: str) -> None:
-        """What is tried each second says why it fails when the reason is a new one."""
+        """Log the failure of a repeated attempt only when its reason changes."""
         if self._last_said.get(about) != text:
             self._say(text)
         self._last_said[about] = text
@@ -169,7 +169,7 @@ class Operator:
             self._changed(obj)  # its event will be no news any more
 
     async def _report(self, observed: Observed, error: ApiRefused) -> None:
-        """What the API refused stands in the status; a version that was too old or a server in trouble is no news."""
+        """Write an API rejection to the status; conflicts and server errors are retried without a report."""
         if error.code == CONFLICT and "exists already" not in error.message:
             return
         if error.code == TOO_MANY or error.code >= SERVER_ERROR:

@@ -99,7 +99,7 @@ TRAIN_JOB = Kind(name="TrainJob", render=render)
 
 
 class TrainTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a TrainJob has beside the fields of a job file."""
+    """Fields of a TrainJob in addition to those of a job file."""
 
     target: str = "auto"
     """auto, jobset, volcano, rayjob or pods"""

@@ -1,4 +1,4 @@
-"""Which objects are looked at next: each once, however many events named it; failed ones with back-off. No clock."""
+"""Work queue of objects: deduplicated, with back-off for failed ones. No clock."""
 
 import heapq
 from collections.abc import Hashable

@@ -1,1 +1,1 @@
-"""What a cluster does with a trace of jobs under a policy: replayed, compared, and explained."""
+"""Simulation of a cluster: replay of a job trace under a policy, comparison and explanation."""

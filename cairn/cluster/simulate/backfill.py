@@ -1,4 +1,4 @@
-"""Who may pass the first in the queue: EASY backfill with one reservation.
+"""EASY backfill: jobs may overtake the head of the queue if they do not delay its reservation.
 
     now |--- short job: done before ---|
         |                              at: the first one starts here, on the promised nodes
@@ -67,10 +67,10 @@ def backfill(
 
 
 def who_came(view: View) -> list[Job]:
-    """Those that came since all were looked at, as far as backfill looks; in order of arrival they are the last."""
+    """Jobs that arrived since the last full scan, within the backfill depth; they are last in arrival order."""
     return view.fresh[: max(0, 1 + LOOK - len(view.waiting) + len(view.fresh))]
 
 
 def _keeps_off(pieces: Pieces, nodes: int) -> bool:
-    """Whether a search that avoids these nodes would find the same place; of a gang over several, who knows."""
+    """Return whether a single-node placement avoids these nodes; for a gang over several nodes it returns False."""
     return len(pieces) == 1 and not nodes >> pieces[0][0] & 1

@@ -40,7 +40,7 @@ def decide_deadline(view: View) -> Action | None:
 
 
 class _Scan:
-    """How low the free GPUs fall from now on, looked at only as far as it is asked."""
+    """Lazy scan of the future minimum of free GPUs."""
 
     def __init__(self, levels: Iterator[Level]) -> None:
         self._ahead, self._seen = levels, -NEVER
@@ -48,7 +48,7 @@ class _Scan:
         self.below: dict[int, float] = {}  # GPUs -> from when fewer are free, where that is known
 
     def is_blocked(self, gpus: int, at: float, end: float) -> bool:
-        """Whether a slot cannot begin now and last until `end`: what was promised from `at` on is free for it too."""
+        """Return whether a slot cannot last from now until `end`; GPUs reserved from `at` on count as free for it."""
         return self._falls_below(gpus, min(at, end)) or self._falls_below(0, end)
 
     def _falls_below(self, gpus: int, before: float) -> bool:
@@ -60,7 +60,7 @@ class _Scan:
         return end < before
 
     def _look(self, gpus: int, before: float) -> float:
-        """From when fewer are free, if that is before; NEVER says nothing about later."""
+        """The first time before `before` at which fewer GPUs are free; NEVER makes no statement about later times."""
         lows = self._lows
         for at, low in lows:
             if low < gpus:

@@ -41,7 +41,7 @@ def decide_elastic(view: View) -> Action | None:
 
 
 def sizes(job: Job) -> list[int]:
-    """From the full size down to the least, by halves."""
+    """Possible sizes of an elastic job: the full size and its halves down to the minimum."""
     halved, size = [job.gpus], job.gpus
     while job.least and size % 2 == 0 and size // 2 >= job.least:
         size //= 2
@@ -50,7 +50,7 @@ def sizes(job: Job) -> list[int]:
 
 
 def _shrink(view: View, head: Job, needed: int) -> Action | None:
-    """One step towards room for the head with so many GPUs, if room can be made at all."""
+    """Action that frees GPUs for the head of the queue, if enough can be freed."""
     now, free = view.now, view.free
     nodes = (
         needed // free.gpus
@@ -70,7 +70,7 @@ def _shrink(view: View, head: Job, needed: int) -> Action | None:
 
 
 def _room_with(free: Free, head: Job, gpus: int, halved: list[Running]) -> bool:
-    """Whether a job that does not fit now would, if these were halved. Counts idle GPUs by node, moves nothing."""
+    """Return whether a job would fit if these jobs were halved. Counts idle GPUs by node without changing state."""
     if head.milli < MILLI:
         return True  # every half is at least one whole GPU
     masks, coming = free.masks, dict[int, int]()

@@ -34,7 +34,7 @@ def explain(view: View, job: Job, policy: str) -> str:
 
 
 def fate(history: History, identity: int) -> str:
-    """How it ended for the job."""
+    """Describe the outcome of a job."""
     story = history.stories[identity]
     if story.first_start is None:
         return f"job {identity} is {story.state}: {story.why}"
@@ -47,7 +47,7 @@ def fate(history: History, identity: int) -> str:
 
 
 def refusals(history: History) -> list[tuple[int, str]]:
-    """Who was rejected, and why: job, reason."""
+    """Rejected jobs with their reasons."""
     return [
         (story.job.id, story.why) for story in history.stories.values() if story.state == "rejected"
     ]

@@ -1,4 +1,4 @@
-"""Who has used how much: now, by the resource a user has most of (DRF), and over time, with a half-life.
+"""Usage of each user: current dominant share (DRF), and past usage with a half-life.
 
     dominant(user)   max over GPU, CPU, memory of the share of the cluster that the user holds now
     usage(user)      GPU seconds; what is one half-life old counts half
@@ -18,7 +18,7 @@ ROUNDED = 1 + 1e-9  # sums of tenths that came and went are not what they were
 
 class Shares:
     def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
-        """Without `track` users are not counted, only what limits the cluster."""
+        """Without `track` only the cluster's limits are tracked, not the users."""
         self._capacity = (float(cluster.total), cluster.cpus, cluster.memory_gib)
         self.limited = bool(cluster.cpus or cluster.memory_gib)  # by more than GPUs
         self._held: dict[str, list[float]] = {}
@@ -30,7 +30,7 @@ class Shares:
         self.counts = track or self.limited  # whether anybody may ask
 
     def lacks(self, job: Job) -> str | None:
-        """Which resource of the whole cluster, besides GPUs, is too short for the job now."""
+        """Describe the resource besides GPUs that the cluster lacks for the job now, or None."""
         _, cpus, memory = self._capacity
         if cpus and self._together[1] + job.cpus > cpus * ROUNDED:
             return f"{job.cpus:g} CPUs, {cpus - self._together[1]:g} of {cpus:g} are free"
@@ -77,7 +77,7 @@ class Shares:
         return sorted(self.by_usage(users, now), key=dominant.__getitem__)
 
     def _usages(self, users: Collection[str], now: float) -> Mapping[str, float]:
-        """Of these users at least. Kept for one moment: jobs that start or end have used nothing in it."""
+        """Usage of at least these users, cached for one instant, in which starting and ending jobs use nothing."""
         if now != self._now:
             self._now, self._known = now, {}
         cached = self._known

@@ -1,4 +1,4 @@
-"""How much of a node's free GPU capacity the next pod cannot use, and the way of placing that keeps it low (FGD).
+"""Fragmentation of free GPU capacity, and placement by fragmentation gradient descent (FGD).
 
 Of the free GPUs of a node, a pod that asks for (cpu, n GPUs, m/1000 of each) can use those with m free, if there are
 n of them and enough CPU; the rest is a fragment. The fragmentation of a node is what is left over on average, when the

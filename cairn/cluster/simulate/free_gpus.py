@@ -1,4 +1,4 @@
-"""Which GPUs are free, and where a gang could go: nodes in groups of equal state, each group one long bit set.
+"""Free GPUs and gang placement: nodes grouped by equal state, each group as a bit set.
 
     state (8,)        bits of the nodes with all 8 GPUs idle
     state (5,)        ... 5 idle
@@ -27,7 +27,7 @@ def tightest(state: State, gpus: int, milli: int) -> float:
 
 
 class Costs(dict[State, float]):
-    """What each state costs a job; NEVER where it does not fit. States are few, and come again and again."""
+    """Cost of placing a job on a node in each state, cached; NEVER if it does not fit."""
 
     def __init__(self, rule: Rule, gpus: int, milli: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Free:
         return (best & -best).bit_length() - 1
 
     def _rack_in_use(self, nodes: int) -> int:
-        """Those of the nodes whose rack has the fewest idle nodes: whole racks stay for gangs."""
+        """The nodes whose rack has the fewest idle nodes, so that whole racks stay free for gangs."""
         idle = self.groups.get((self.gpus,), 0)
         return min(
             (nodes & rack for rack in self.racks if nodes & rack),

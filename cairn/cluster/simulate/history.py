@@ -1,4 +1,4 @@
-"""What a replay leaves behind: the story of each job, who held which GPUs when, how busy the cluster was.
+"""History of a replay: the life of each job, GPU allocations over time, utilisation.
 
 Written by `replay`, read by `summary` and `page`. Data only.
 """
@@ -19,7 +19,7 @@ class Stint(msgspec.Struct, frozen=True, gc=False):
 
 
 class Story(msgspec.Struct, gc=False):
-    """What became of one job."""
+    """Life of a job."""
 
     job: Job
     first_start: float | None = None

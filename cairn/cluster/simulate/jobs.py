@@ -1,4 +1,4 @@
-"""What is simulated: a cluster of equal nodes, jobs with what they ask for, and what a policy may decide.
+"""Types of the simulation: a cluster of equal nodes, jobs with their requests, and the decisions of a policy.
 
     Start      a waiting job gets these GPUs now
     Preempt    whole running jobs give theirs back and wait again; never a part of a gang

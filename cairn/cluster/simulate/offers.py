@@ -1,4 +1,4 @@
-"""What elastic jobs could give back or take, kept while they run, so that not all of them have to be looked through.
+"""Index of the GPUs that running elastic jobs could release or take, maintained incrementally.
 
     a gang of 4 nodes, halved      leaves 2 nodes whole: they are free for another gang
     a job of 8 GPUs on one node    gives 4, and keeps the node: no gang gains by it

@@ -1,4 +1,4 @@
-"""How full can a cluster get when pods share GPUs? Pods arrive, none leaves, each is placed or turned away.
+"""Packing experiment for shared GPUs: pods arrive, none leaves, each is placed or rejected.
 
     pods in random order, copies until 130% of all GPUs  ->  feasible nodes  ->  score  ->  best node  ->  allocated %
 
@@ -38,7 +38,7 @@ class PackingRun(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct):
-    """What every node has left. One row for each, in the order that decides ties."""
+    """Remaining resources of every node, one row for each, in tie-breaking order."""
 
     cpu: Ints
     memory: Ints

@@ -1,4 +1,4 @@
-"""One self-contained page that compares policies on a trace. Knows what is drawn, not how it was found."""
+"""Self-contained page that compares policies on a trace."""
 
 from collections.abc import Sequence
 

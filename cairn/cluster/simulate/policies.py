@@ -1,4 +1,4 @@
-"""Which job is next: the policies, each a pure function of the view.
+"""Scheduling policies: each is a pure function from a view to the next job.
 
     fifo        in the order of arrival; a job that does not fit blocks all behind it
     sjf         the shortest limit first

@@ -24,7 +24,7 @@ def decide_priority(view: View) -> Action | None:
 
 
 def victims(view: View, job: Job) -> tuple[int, ...]:
-    """Whose GPUs together let the job start; empty when not even all of them would."""
+    """Jobs to preempt so that the job can start; empty if preempting all of them does not suffice."""
     lower = [run for run in view.running.values() if run.job.priority < job.priority]
     if sum(run.gpus for run in lower) + view.free.idle < job.gpus:
         return ()

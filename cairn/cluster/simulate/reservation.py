@@ -19,14 +19,14 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class _Shared:
-    """What shared GPUs will have left, only where that differs from now."""
+    """Future free shares of GPUs, where they differ from now."""
 
     def __init__(self, free: Free) -> None:
         self._free = free
         self._left: dict[tuple[int, int], int] = {}
 
     def give(self, node: int, mask: int, milli: int) -> int:
-        """What the GPU has left once so much of it is given back, in thousandths."""
+        """Free share of a GPU after `milli` thousandths are released."""
         left = self._left.get((node, mask))
         if left is None:
             left = self._free.shared[node].get(mask.bit_length() - 1, 0)

@@ -1,4 +1,4 @@
-"""How many GPUs are free from now on, if every job takes as long as it may: kept up to date, never built anew.
+"""Timeline of free GPUs if every job runs to its time limit, maintained incrementally.
 
     running jobs give back at their limits        +4 at 10:00   +8 at 11:30
     promised slots take, and give back            -8 at 11:30   +8 at 13:00
@@ -55,7 +55,7 @@ class Timeline:
         return times, changes
 
     def _pass(self, now: float) -> None:
-        """What lies behind is forgotten; promises that were due and not kept begin now."""
+        """Drop the past; reservations that are overdue start now."""
         while self._slots and self._slots[0][0] < now:
             at, identity, job = self._slots.pop(0)
             self._take_back(job, at)

@@ -1,4 +1,4 @@
-"""What a policy is shown: the cluster, who waits and who runs, at one moment. Read, never written.
+"""Input of a policy: the cluster, waiting and running jobs at one instant. Read-only.
 
 A policy is a function `decide(view) -> Action | None`; the replay applies the action and asks again until there is
 nothing more to do at this time. Durations are hidden: a policy sees limits.
@@ -46,7 +46,7 @@ class View:
         self._memo: tuple[int, int, Reservation] | None = None
 
     def fits(self, job: Job, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
-        """Where the job could start now, or None; with another number of GPUs where it is elastic."""
+        """Placement for starting the job now, or None; `gpus` overrides the size of an elastic job."""
         count = job.gpus if gpus is None else gpus
         if job.milli == MILLI and count >= self.free.too_many():
             return None
@@ -68,14 +68,14 @@ class View:
         return reserved
 
     def known_promise(self, job: Job) -> Reservation | None:
-        """What was worked out before, if it is still true."""
+        """The cached reservation of a job, if it is still valid."""
         memo = self._memo
         if memo is not None and memo[0] == job.id and memo[1] == self.ended:
             return memo[2]
         return None
 
     def held_back_for(self) -> int | None:
-        """Whose promise kept others from starting, if one could have; None: no other fitted either."""
+        """The job whose reservation kept others from starting; None if no other job fitted."""
         memo = self._memo
         return memo[0] if memo is not None and memo[1] == self.ended else None
 
@@ -100,7 +100,7 @@ class View:
             self.awake = []
 
     def try_without(self, run: Running) -> None:
-        """As if this job were gone; `undo` puts it back, and has to."""
+        """Remove a running job tentatively; `undo` must restore it."""
         self.free.give(run.pieces)
         if self.shares.counts:
             self.shares.change(run.job, run.gpus, -1, self.now)
@@ -111,16 +111,16 @@ class View:
             self.shares.change(run.job, run.gpus, +1, self.now)
 
     def somebody_may_fit(self) -> bool:
-        """Whether any of those who wait is small enough for what is free; quick, and never wrong with a no."""
+        """Quick test whether any waiting job is small enough for the free GPUs; False is always right."""
         free, sizes = self.free, self.sizes
         if 0 in sizes:
             return free.idle > 0 or free.sharing > 0
         return bool(sizes) and free.idle > 0 and min(sizes) < free.too_many()
 
     def may_fit(self, job: Job) -> bool:
-        """As above, of one job."""
+        """The same quick test for one job."""
         return job.milli < MILLI or job.gpus < self.free.too_many()
 
     def users(self) -> Iterable[str]:
-        """Who has something waiting."""
+        """Users with waiting jobs."""
         return self.queues.keys()

@@ -1,4 +1,4 @@
-"""Who waits, in order: one queue of all, one of each user where users decide, and how many ask for how much.
+"""Waiting jobs in order: one queue, or one for each user, with counts by requested size.
 
     jobs            [first, second, ...]        by the policy's key, which never changes while a job waits
     users["ann"]    [first of ann, ...]         the same order

@@ -19,7 +19,7 @@ INVALID = "[invalid]"  # what a filter gives that finds nothing
 
 
 class Filter(NamedTuple):
-    """Which part of the text is the answer: of all matches the one at `select`, of its groups the first with text."""
+    """Extraction of the answer from a text: the match at index `select`, and its first group with text."""
 
     pattern: str | None = None  # None: the whole text
     select: int = 0

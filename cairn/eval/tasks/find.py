@@ -1,4 +1,4 @@
-"""From the name of a task to the task: a task that is built in, or a file whose fields say what it is.
+"""Task lookup by name: a built-in task, or a file whose fields determine the task.
 
     gsm8k                                     gsm8k_test.jsonl and gsm8k_train.jsonl in the folder of tasks
     text.txt, or jsonl with `text`            perplexity
@@ -66,7 +66,7 @@ def _bigbench_document(path: Path) -> Fields | None:
 
 
 def from_lines(name: str, lines: Sequence[Fields], settings: Settings) -> Task:
-    """What the fields of the first line say that it is."""
+    """Create the task that the fields of the first line indicate."""
     first, used = lines[0], lines[: settings.limit]
     if first.get("choices") is not None:
         return _multiple_choice(name, lines, used, settings)

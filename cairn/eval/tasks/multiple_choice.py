@@ -59,5 +59,5 @@ class MultipleChoice:
 
 
 def largest(values: Sequence[float]) -> int:
-    """Where the largest value stands; the first of several."""
+    """Index of the largest value; the first one on a tie."""
     return max(range(len(values)), key=lambda place: values[place])

@@ -1,4 +1,4 @@
-"""How surprised is the model by a text, per token, word and byte?
+"""Perplexity of a text per token, word and byte.
 
     perplexity         exp(nats / tokens), of the tokens of this model: not comparable between tokenizers
     word_perplexity    exp(nats / words), words between white space

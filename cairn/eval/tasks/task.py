@@ -1,4 +1,4 @@
-"""What a task is: requests out, results in, scores with intervals. No torch."""
+"""Interface of a task: requests, results, and scores with intervals. No torch."""
 
 from collections.abc import Sequence
 from random import Random
@@ -15,7 +15,7 @@ Document = TypeVar("Document")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One document and what the model made of it."""
+    """A document and the model's answer."""
 
     prompt: str
     expected: str
@@ -43,7 +43,7 @@ class Task(Protocol):
 
 
 class Settings(NamedTuple):
-    """What a person may choose about a task; None: what the task says."""
+    """Options of a task; None keeps the task's default."""
 
     limit: int | None = None
     shots: int | None = None
