@@ -27,7 +27,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class Gate(NamedTuple):
-    """Which activation, and whether half of its input is a gate."""
+    """Activation function of an MLP, gated or not."""
 
     activation: Activation
     gated: bool
@@ -47,7 +47,7 @@ class Gate(NamedTuple):
         return self.gated and self.activation not in ("quick_gelu", "relu", "clamped_silu")
 
     def of(self, parts: list[Tensor]) -> Tensor:
-        """By torch, with gradients, from the separate projections."""
+        """Compute with torch, with gradients, from the separate projections."""
         if self.activation == "clamped_silu":
             gate_TF, up_TF = parts[0].clamp(max=self.limit), parts[1].clamp(-self.limit, self.limit)
             return ACTIVATIONS[self.activation](gate_TF) * (up_TF + 1)
@@ -59,7 +59,7 @@ class Gate(NamedTuple):
         return self.of(list(inner_TF.chunk(2, dim=-1)) if self.gated else [inner_TF])
 
     def fast(self, inner_TF: Tensor) -> Tensor:
-        """By our kernel where there is one."""
+        """Compute with the fused kernel if there is one."""
         if self.has_kernel:
             from cairn.kernels.layer.activation import gated_activation
 
@@ -67,13 +67,13 @@ class Gate(NamedTuple):
         return self.plain(inner_TF)
 
     def fast_fp8(self, inner_TF: Tensor) -> "Quantized":
-        """By our kernel (`has_kernel`), with the result as float8 rows."""
+        """Compute with the fused kernel (`has_kernel`); the result is quantised to float8 rows."""
         from cairn.kernels.layer.activation import gated_activation_fp8
 
         return gated_activation_fp8(inner_TF, None, cast(Any, self.activation))
 
     def in_place(self, inner_TF: Tensor) -> Tensor:
-        """In the fewest operations, without gradients; may overwrite what it is given."""
+        """Compute with the fewest operations, without gradients; may overwrite its input."""
         if self.activation == "clamped_silu":
             return self.plain(inner_TF)
         act = ACTIVATIONS[self.activation]

@@ -1,4 +1,4 @@
-"""Where do a token's keys and values come from?
+"""Attention interface: the source of a token's keys and values.
 
 The one argument by which training, prefill and decode differ: the model hands each layer's q, k and v for the
 packed tokens [T] to an `Attend`, which knows which tokens belong together and what came before them.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """How one layer attends, wherever the keys are."""
+    """Attention parameters of a layer, independent of where the keys are stored."""
 
     layer: int
     scale: float
@@ -38,7 +38,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     @property
     def by_scores(self) -> bool:
-        """Whether scores have to be changed before the softmax, which torch's own attention does not do."""
+        """Return whether scores are modified before the softmax, which torch's attention does not support."""
         return bool(self.softcap) or self.sinks_H is not None
 
 
@@ -48,7 +48,7 @@ class Attend(Protocol):
         ...
 
     def lengths_T(self) -> Tensor:
-        """How long each token's sequence is, counting the tokens of this call."""
+        """Length of each token's sequence, including the tokens of this call."""
         ...
 
 
@@ -127,7 +127,7 @@ class KVCache:
 
 
 class Cached:
-    """One step over several sequences: `counts[i]` new tokens continue `caches[i]`.
+    """Attention over contiguous caches: `counts[i]` new tokens continue `caches[i]`.
 
     Every layer of the step writes at the same place; `commit` then makes the new tokens known.
     """
@@ -164,7 +164,7 @@ class Cached:
         return torch.cat(outputs)
 
     def recur(self, rule: Recurrence, inputs: Planes) -> Tensor:
-        """One sequence after another: one token by a step, several in one go."""
+        """Run the recurrence of each sequence: a single step for one token, the chunked form for several."""
         outputs, start = [], 0
         for cache, count in zip(self.caches, self.counts, strict=True):
             parts, before = (
@@ -224,7 +224,7 @@ def attention(
 def _visible(
     length: int, total: int, window: int, device: torch.device, reach_S: Tensor | None
 ) -> Tensor:
-    """Which of N keys each of the last S tokens sees, [S, N]."""
+    """Attention mask [S, N] of the last S tokens over N keys."""
     query_S1 = torch.arange(total - length, total, device=device)[:, None]
     key_N = torch.arange(total, device=device)
     mask_SN = key_N <= query_S1 if reach_S is None else key_N < reach_S[:, None]

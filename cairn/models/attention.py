@@ -51,7 +51,7 @@ class Attention(Sublayer, Holder):
 
     @property
     def rule(self) -> Rule:
-        """With the sinks as they are now: loading and training replace them."""
+        """Attention rule with the current sinks, which loading and training replace."""
         if self.sinks_H is None:
             return self.plain_rule
         return msgspec.structs.replace(self.plain_rule, sinks_H=self.sinks_H)
@@ -68,7 +68,7 @@ class Attention(Sublayer, Holder):
 
     @property
     def has_fused(self) -> bool:
-        """Whether the joined heads can be normed and rotated at once: by RMS, then at angles that can be tabulated.
+        """Return whether norm and rotation of the joined heads can be fused: RMS norms and tabulated angles.
 
         With a gate of the output another product reads the input, which no fused form has.
         """
@@ -78,7 +78,7 @@ class Attention(Sublayer, Holder):
 
     @property
     def head_norms(self) -> tuple[Norm, Norm] | None:
-        """Of each head of q and of k, where they are normed one by one."""
+        """Per-head norms of q and k, or None."""
         if self.q_norm is None or self.k_norm is None or self.norms_width:
             return None
         return self.q_norm, self.k_norm

@@ -1,4 +1,4 @@
-"""How a model is laid out, and which tensors of a checkpoint its layers need.
+"""Construction of a model: its device and dtype, and the checkpoint tensors that its layers need.
 
 No layer reads a file or knows a checkpoint's names: each says through `slots` which tensors it needs and where in its
 parameters they go.
@@ -14,7 +14,7 @@ from cairn.models.shards import ALONE, Shards
 
 
 class Slot(NamedTuple):
-    """One tensor that a checkpoint has to provide, and its place in the model on this rank."""
+    """A tensor that a checkpoint must provide, and its destination in the model on this rank."""
 
     name: str  # the same whatever the layout: "layers.0.attention.qkv.q.weight"
     parameter: str  # path of the parameter that holds it
@@ -43,7 +43,7 @@ class Holder(nn.Module):
 
 
 class Build(NamedTuple):
-    """How a model is laid out: on which device and in which type, split how, fused or not."""
+    """Construction parameters of a model: device, dtype, tensor-parallel shards, fusion."""
 
     device: torch.device | str = "meta"
     dtype: torch.dtype = torch.float32

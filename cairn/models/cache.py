@@ -1,4 +1,4 @@
-"""What does a model keep of the tokens it has seen, and for how long?
+"""Cache layout of a model: the data kept for each token or sequence, and for how long.
 
     Plane        one array of a layer's cache: for each token so many heads of so many columns (keys, values, a latent)
     CacheGroup   layers that keep the same planes for equally long; one page table serves all of them
@@ -63,7 +63,7 @@ ONE_GROUP = (CacheGroup(),)  # every layer keeps every token
 
 
 def layer_planes(spec: ModelSpec, layer: int, shards: int = 1) -> tuple[Plane, ...]:
-    """What a layer keeps of a token on one of so many tensor-parallel ranks."""
+    """Cache planes of a layer on one tensor-parallel rank."""
     return spec.mixer_shape(layer).planes(spec, shards)
 
 
@@ -88,7 +88,7 @@ def cache_groups(
 
 
 def _state_groups(spec: ModelSpec, shards: int) -> list[CacheGroup]:
-    """One for each mixer that keeps a state; a slot holds the states of all its layers."""
+    """Cache groups of recurrent mixers; a slot contains the states of all layers of the group."""
     layers: dict[str, list[int]] = {}
     for layer in range(spec.layers):
         if spec.keeps_state(layer):
@@ -100,13 +100,13 @@ def _state_groups(spec: ModelSpec, shards: int) -> list[CacheGroup]:
 
 
 def with_draft_layer(groups: Sequence[CacheGroup], layer: int) -> tuple[CacheGroup, ...]:
-    """With a layer of a drafting head behind those of the model; all of them keep every token."""
+    """Append the layer of a draft head to the group of layers; all of them keep every token."""
     (group,) = paged(groups)
     return (msgspec.structs.replace(group, layers=(*group.layers, layer)),)
 
 
 def cache_bytes_per_token(spec: ModelSpec, value_bytes: float = 2, shards: int = 1) -> float:
-    """What all layers that keep tokens write for one."""
+    """Bytes that all layers with a token cache write per token."""
     return sum(
         plane.token_bytes(value_bytes)
         for layer in spec.token_layers
@@ -115,7 +115,7 @@ def cache_bytes_per_token(spec: ModelSpec, value_bytes: float = 2, shards: int =
 
 
 def cache_bytes(spec: ModelSpec, tokens: int, value_bytes: float = 2, shards: int = 1) -> float:
-    """What one sequence keeps: its state, and no more of a windowed layer than its window."""
+    """Cache bytes of a sequence: its state, and at most the window of a sliding-window layer."""
     kept = state_bytes(cache_groups(spec, shards), value_bytes)
     for layer in spec.token_layers:
         planes = layer_planes(spec, layer, shards)
@@ -130,7 +130,7 @@ def page_layers(groups: Sequence[CacheGroup]) -> int:
 
 
 def paged(groups: Sequence[CacheGroup]) -> list[CacheGroup]:
-    """Those that have page tables."""
+    """The groups with block tables."""
     return [group for group in groups if group.kind != "state"]
 
 

@@ -88,17 +88,17 @@ class Checkpoint:
         return dtype
 
     def quantised(self) -> bool:
-        """Whether the file has fewer bits for a weight than the model computes with."""
+        """Return whether the weights are stored in fewer bits than the model computes with."""
         return self.method() is not None
 
     def method(self) -> str | None:
-        """How it is quantised, as `--quantization` calls it; None: it is in floating point."""
+        """Quantization method as named by `--quantization`; None for floating point."""
         if self.quantization is not None:
             return self.quantization.method
         return GGUF if self.path.is_file() else None
 
     def stored_form(self) -> str:
-        """How most of it is stored, as others call it: Q4_K, gptq, BF16."""
+        """Common name of the prevailing storage format: Q4_K, gptq, BF16."""
         if self.quantization is not None:
             return self.quantization.method
         if (common := getattr(self.whole, "common_type", None)) is not None:
@@ -107,7 +107,7 @@ class Checkpoint:
         return name.replace("bfloat", "bf").replace("float", "f").upper()
 
     def cache_scales(self) -> list[tuple[float, float]] | None:
-        """Of an 8-bit cache, for keys and values of each layer; None: the checkpoint has none."""
+        """Scales of an 8-bit KV cache for each layer; None if the checkpoint has none."""
         if not isinstance(self.tensors, QuantizedTensors):
             return None
         return self.tensors.cache_scales(self.spec.layers)
@@ -176,11 +176,11 @@ class Checkpoint:
         return load_tower(self.vision, self.whole, Build(device, dtype))
 
     def image_rules(self) -> ImageRules | None:
-        """How pictures are prepared for it."""
+        """Image preprocessing rules."""
         return None if self.vision is None else read_rules(self.path, self.vision)
 
     def video_rules(self) -> ImageRules | None:
-        """How frames of videos are; None: it takes no videos."""
+        """Preprocessing rules of video frames; None without video support."""
         rules = self.image_rules()
         return (
             None
@@ -268,7 +268,7 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _float_dtype(config: dict[str, Any]) -> torch.dtype:
-    """What quantised matrices are dequantised to: the type that the model was made in."""
+    """Dtype for dequantised matrices: the original dtype of the model."""
     named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
     return FLOAT_DTYPES.get(named, torch.bfloat16)
 

@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the stored tensor is the model's, as it lies."""
+        """Return whether the stored tensor is used without any change."""
         plain = not self.transposed and not self.leading
         return plain and self.parts == 1 and not self.order
 
@@ -297,7 +297,7 @@ def source(family: str, slot: str) -> Source:
 
 
 def sources(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Source]:
-    """Where each slot's tensor is; `shapes`: of all slots of a model, those of one tensor in the order stored."""
+    """Source tensor of each slot. `shapes` contains all slots; slots of one tensor are in storage order."""
     places = {slot: source(spec.family, slot) for slot in shapes}
     filled: dict[str, int] = {}
     order = rotary_order(spec)
@@ -326,7 +326,7 @@ ROTATED = re.compile(r"attention\.(qkv\.[qk]|[qk]_norm)\.(weight|bias)$")
 
 
 def rotary_order(spec: ModelSpec) -> tuple[int, ...]:
-    """Which stored column of a head becomes our column i; (): they lie as ours do.
+    """Permutation of the columns of a head between checkpoint and model; () is the identity.
 
     Ours are the first of every rotated pair, half of those that are not rotated, the second of every pair, the rest.
     """
@@ -343,7 +343,7 @@ def rotary_order(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def is_left_out(spec: ModelSpec, tensor: str) -> bool:
-    """Whether a checkpoint of this model may have a tensor that the model does not: tables, masks, further layers."""
+    """Return whether a checkpoint tensor may be ignored: tables, masks, further layers."""
     style = STYLES.get(spec.family, LLAMA)
     layer = re.match(re.escape(style.layer) + r"(\d+)\.", tensor) if style.more_layers else None
     return bool(LEFTOVERS.search(tensor)) or (layer is not None and int(layer[1]) >= spec.layers)

@@ -64,7 +64,7 @@ def olmo3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int
 
 
 def glm45(hidden: int, layers: int, intermediate: int, dense: int, experts: Experts) -> ModelSpec:
-    """Without the layer that predicts a further token."""
+    """GLM-4.5 preset without its MTP layer."""
     return ModelSpec(
         family="glm4_moe",
         vocab=151_552,

@@ -37,7 +37,7 @@ class DeviceCopies:
             self._under_way.popleft().result()
 
     def _copy(self, target: Tensor, value: Tensor, computed: torch.Event) -> None:
-        """Behind what was launched before, which may fill the target with zeros or still use its memory."""
+        """Copy after previously launched work, which may fill the target with zeros or still use its memory."""
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(self.device)
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._own.stream):

@@ -74,7 +74,7 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
 
 
 def eagle_spec(config: Mapping[str, Any], target: ModelSpec) -> EagleSpec:
-    """From either format's config.json."""
+    """Read the spec from the config.json of either format."""
     described = config.get("transformer_layer_config") or config
     fields = {name: described[name] for name in LAYER_FIELDS if described.get(name) is not None}
     layer = from_hf({"model_type": "llama", "num_hidden_layers": 1} | fields)
@@ -107,7 +107,7 @@ def random_spec(target: ModelSpec) -> EagleSpec:
 
 
 class Passed(NamedTuple):
-    """What a pass of a head leaves."""
+    """Result of a pass of a draft head."""
 
     h_TD: Tensor  # takes the place of the hidden states in the next pass
     normed_TD: Tensor  # for the scores
@@ -166,7 +166,7 @@ class EagleHead(nn.Module):
         return Passed(h_TD, self.norm(h_TD))
 
     def likeliest(self, normed_TD: Tensor) -> Tensor:
-        """Of the target's tokens; int32."""
+        """Most likely tokens as ids of the target model, int32."""
         found_T = self.head.logits(normed_TD).argmax(-1)
         return (found_T + self.d2t[found_T]).int()
 
@@ -208,7 +208,7 @@ def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
 
 
 def random_head(target: ModelSpec, build: Build, spec: EagleSpec | None = None) -> EagleHead:
-    """To measure what a head costs, or to begin to train one. `spec`: None takes the shape of the target's layers."""
+    """Random head for measurements or as a start for training. `spec` None takes the shape of the target's layers."""
     head = EagleHead(spec or random_spec(target), build, target.layers)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -217,7 +217,7 @@ def random_head(target: ModelSpec, build: Build, spec: EagleSpec | None = None) 
 
 
 def save_head(head: EagleHead, folder: Path, vocabulary: int, verifier: str = "") -> None:
-    """In the format of speculators."""
+    """Save a head in the format of the speculators library."""
     parameters = dict(head.named_parameters())
     tensors = {
         _file_name(slot.name, "layers.0"): parameters[slot.parameter][slot.index].detach().cpu()

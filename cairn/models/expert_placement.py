@@ -1,4 +1,4 @@
-"""Which rank holds which experts? Placement and rebalancing from counts of visits, as pure functions.
+"""Expert placement on ranks: placement and rebalancing from token counts, as pure functions.
 
     loads [E] --replicate--> how many copies of each --pack--> slots of every rank --moves--> what has to be copied
 
@@ -35,7 +35,7 @@ class Placement(msgspec.Struct, frozen=True):
         return [(r, rank.index(expert)) for r, rank in enumerate(self.ranks) if expert in rank]
 
     def slot(self, rank: int, expert: int, token: int) -> int:
-        """Where this rank treats a token's visit to an expert; -1: another rank does."""
+        """Slot in which this rank computes an expert for a token; -1 if another rank does."""
         copies = self.copies(expert)
         holder, slot = copies[token % len(copies)]
         return slot if holder == rank else -1
@@ -90,7 +90,7 @@ def place(visits: Sequence[float], ranks: int, slots: int) -> Placement:
 
 
 def _copies(visits: Sequence[float], ranks: int, slots: int) -> list[int]:
-    """One of each expert, and the slots that are left to those with most visits per copy."""
+    """Number of copies of each expert: one, and the remaining slots to those with most tokens per copy."""
     copies = [1] * len(visits)
     for _ in range(ranks * slots - len(visits)):
         able = [e for e in range(len(visits)) if copies[e] < ranks]

@@ -22,7 +22,7 @@ from cairn.models.spec import Experts, ModelSpec
 
 
 def spreads_experts(shards: Shards) -> bool:
-    """Whether ranks share the experts among them; else each has a slice of all."""
+    """Return whether experts are distributed over ranks (expert parallel) instead of sliced (tensor parallel)."""
     return shards.size > 1 and getattr(shards, "whole_experts", False)
 
 
@@ -82,14 +82,14 @@ class RankExperts(ExpertLayer):
         return self._tables[device]
 
     def slots(self) -> Iterator[Slot]:
-        """Those of this rank's experts, under their numbers in the whole model."""
+        """Slots of this rank's experts, named by their global index."""
         by_expert = self._by_expert()
         for place, expert in enumerate(self.here):
             for slot in by_expert[expert]:
                 yield slot._replace(index=(place, *slot.index[1:]))
 
     def slots_elsewhere(self) -> Iterator[Slot]:
-        """Of experts that other ranks hold: a checkpoint has them, too."""
+        """Slots of experts on other ranks, which a checkpoint also contains."""
         for expert, slots in self._by_expert().items():
             if expert not in self.here:
                 yield from slots

@@ -27,7 +27,7 @@ from cairn.models.spec import Experts, ModelSpec
 
 
 class Router(Holder):
-    """Which experts a token visits, and with which weights: `scores` of all, then `choose` among them.
+    """Router: computes `scores` of all experts, then `choose` selects experts and weights for each token.
 
     Training that balances its experts and serving share both; a bias steers the choice, never the weights.
     """
@@ -49,7 +49,7 @@ class Router(Holder):
         return weights_TN.to(x_TD.dtype), chosen_TN
 
     def scores(self, x_TD: Tensor) -> Tensor:
-        """How well each expert fits each token, [T, E] float32."""
+        """Routing scores [T, E], float32."""
         # Every rank routes alike, but weighs only its slice of each expert: `whole` sums the gradient.
         bias_E = None if self.logit_bias_E is None else self.shards.whole(self.logit_bias_E)
         scores_TE = linear(x_TD, self.shards.whole(self.weight), bias_E).float()
@@ -157,7 +157,7 @@ class ExpertLayer(Sublayer, Holder):
         return grouped_product(self.gate.plain(inner_MF), down_EDF, ends_E)
 
     def matrices(self) -> tuple[ExpertMatrices, ExpertMatrices]:
-        """Of the two products, in the form that kernels multiply with; without gradients."""
+        """Weights of both matmuls in the format of the kernels, without gradients."""
         return self.forms or (self.inner_EFD.data, self.down_EDF.data)
 
     def visits_here(self, weights_TN: Tensor, chosen_TN: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ class ExpertLayer(Sublayer, Holder):
         return weights_TN, chosen_TN
 
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of the two products, without gradients."""
+        """Biases of both matmuls, without gradients."""
         inner, down = self.inner_bias_EF, self.down_bias_ED
         return None if inner is None else inner.data, None if down is None else down.data
 
@@ -189,7 +189,7 @@ class ExpertLayer(Sublayer, Holder):
         return matmul(dense_TE, self.shards.whole(bias_ED)) / self.shards.size
 
     def expert(self, expert: int, x_MD: Tensor) -> Tensor:
-        """One expert for all rows: the definition of what the grouped form computes."""
+        """Reference computation of one expert for all rows."""
         inner_bias_F = None if self.inner_bias_EF is None else self.inner_bias_EF[expert]
         inner_EFD, down_EDF = self._floats(x_MD.dtype)
         inner_MF = self.gate.plain(linear(x_MD, inner_EFD[expert], inner_bias_F))
@@ -199,7 +199,7 @@ class ExpertLayer(Sublayer, Holder):
         yield from self.whole_slots()
 
     def whole_slots(self) -> Iterator[Slot]:
-        """Of every expert."""
+        """Slots of every expert."""
         whole, first = self.experts.intermediate, self.width * self.shards.rank
         split = self.width != whole
         for expert in range(self.experts.count):

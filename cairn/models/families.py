@@ -1,4 +1,4 @@
-"""Which model does a checkpoint's config.json describe?
+"""Readers of config.json by model family.
 
     from_hf(config) -> ModelSpec
 
@@ -120,7 +120,7 @@ def _mixtral(fields: Fields) -> ModelSpec:
 
 
 def _choice_bias(fields: Fields) -> bool:
-    """Whether a bias steers the choice of experts; DeepSeek's name for balance without an auxiliary loss."""
+    """Return whether a bias corrects the routing scores (DeepSeek's balancing without an auxiliary loss)."""
     return fields.take("topk_method", str, "greedy") == "noaux_tc"
 
 

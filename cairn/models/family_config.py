@@ -1,4 +1,4 @@
-"""Which fields does config.json have for a spec? The inverse of the readers in `families`, family by family.
+"""Writers of config.json by model family, the inverse of the readers in `families`.
 
 What a family cannot say is not this module's business: `export.to_hf` reads the config back and refuses a difference.
 """
@@ -46,7 +46,7 @@ def config_of(spec: ModelSpec) -> Config:
 
 
 def _llama_config(spec: ModelSpec) -> Config:
-    """What all descendants of Llama share."""
+    """Fields that all Llama-like families share."""
     trained = spec.rope.original_context if spec.rope.kind == "dynamic" else spec.context
     return {
         "hidden_size": spec.hidden,

@@ -53,7 +53,7 @@ def largest_window(spec: ModelSpec) -> int | None:
 
 
 def always_a_window(spec: ModelSpec) -> Config:
-    """For families whose reference makes the mask of a window even where no layer has one."""
+    """Fields for families whose reference implementation builds a window mask even without windowed layers."""
     return {"sliding_window": largest_window(spec) or 4096}
 
 
@@ -72,7 +72,7 @@ def partial_rotary(spec: ModelSpec) -> Config:
 
 
 def expert_choice(experts: Experts) -> Config:
-    """Which experts are chosen: by the scores, or by the scores and a bias that balances them."""
+    """Fields of the routing method: by scores, or by scores with a balancing bias."""
     return {"topk_method": "noaux_tc"} if experts.choice_bias else {}
 
 

@@ -24,7 +24,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
 
 
 def llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
-    """What all descendants of Llama share; `rest` wins over what is read here."""
+    """Spec of a Llama-like family; `rest` overrides the fields read here."""
     heads = fields.take("num_attention_heads", int)
     hidden = fields.take("hidden_size", int)
     context = fields.take("max_position_embeddings", int)
@@ -121,13 +121,13 @@ def everywhere(fields: Fields, window: int) -> tuple[int, ...]:
 
 
 def layer_windows(fields: Fields, window: int, every: int) -> tuple[int, ...]:
-    """By `layer_types` where it is given; else every n-th layer sees everything."""
+    """Windows from `layer_types` if given; otherwise every n-th layer has full attention."""
     layers = fields.take("num_hidden_layers", int)
     return windows_by_type(fields, window, [bool((i + 1) % every) for i in range(layers)])
 
 
 def qwen_windows(fields: Fields) -> tuple[int, ...]:
-    """By `layer_types` where it is given; else from a certain layer on."""
+    """Windows from `layer_types` if given; otherwise from layer `max_window_layers` on."""
     layers = fields.take("num_hidden_layers", int)
     first = fields.take("max_window_layers", int, 28)
     window = window_if_used(fields)

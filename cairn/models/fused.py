@@ -155,7 +155,7 @@ class Tables:
         }
 
     def of(self, attend: Attend) -> dict[Rope | None, Tensor]:
-        """By position; with rows and columns of pictures by token."""
+        """Rotation tables by position, or by token if images have row and column positions."""
         axes_3T: Tensor | None = getattr(attend, "axes_3T", None)
         if axes_3T is None:
             return self.by_position
@@ -166,7 +166,7 @@ class Tables:
 
 
 class FusedForm(Protocol):
-    """Whose parts a step computes: a model, or the head that drafts for it."""
+    """Fused form of a model or of its draft head."""
 
     kernels: Kernels
     tables: Tables
@@ -174,7 +174,7 @@ class FusedForm(Protocol):
 
 
 class FusedStep:
-    """One pass through our kernels."""
+    """A pass with fused kernels."""
 
     fuses = True
 
@@ -253,7 +253,7 @@ class FusedInput:
 
     @cached_property
     def quantized(self) -> Quantized:
-        """By rows, in float8."""
+        """The normed input as float8 rows."""
         if not self.norm.is_rms:
             return quantize(self.tensor)
         return _add_norm_fp8(self._take_pending(), self.x_TD, self.norm)
@@ -273,7 +273,7 @@ class FusedInput:
         return rows
 
     def _take_pending(self) -> Product:
-        """What is still to be added: once."""
+        """Take the pending addend; it can be taken once."""
         y, self._pending, self._read = self._pending, None, True
         return y
 

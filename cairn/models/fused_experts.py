@@ -99,7 +99,7 @@ def takes_float8(layer: ExpertLayer) -> bool:
 
 
 def _gating(gate: Gate) -> Gating | None:
-    """What the kernel does on its way out; None: the activation has a launch of its own."""
+    """Gating in the epilogue of the kernel; None if the activation is a separate launch."""
     if gate.is_swiglu:
         return Gating()
     clamped = gate.gated and gate.activation == "clamped_silu"

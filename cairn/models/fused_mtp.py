@@ -16,7 +16,7 @@ class FusedMtp:
     """`MtpHead` with the same calls, without gradients: its layer runs as those of the model do."""
 
     def __init__(self, head: MtpHead, context: int, rows: int, invariant: bool = False) -> None:
-        """As `FusedHead` takes them."""
+        """The arguments are those of `FusedHead`."""
         self.head, self.kernels = head, Kernels(invariant=invariant)
         self.mixers: list[Attention] = list(joined_attentions(head))
         device, spec = head.norm.weight.device, head.spec

@@ -26,7 +26,7 @@ Finish = Literal["stop", "length"]
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the next token is chosen. Temperature first, then top-k, then top-p of what is left."""
+    """Sampling parameters, applied in the order temperature, top-k, top-p."""
 
     temperature: float = 0.0  # 0: always the most likely token
     top_k: int = 0  # 0: all
@@ -117,7 +117,7 @@ def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def budget(spec: ModelSpec, prompt: Sequence[int], max_tokens: int | None) -> int:
-    """How many tokens may follow the prompt; refuses what the model cannot hold."""
+    """Number of tokens that may follow the prompt; raises if the context is exceeded."""
     if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one token")
     outside = [token for token in prompt if not 0 <= token < spec.vocab]

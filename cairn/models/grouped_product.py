@@ -32,7 +32,7 @@ def grouped_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor
 
 
 def grouped_gradient(dy_MN: Tensor, x_MK: Tensor, ends_E: Tensor) -> Tensor:
-    """What the matrices of `grouped_product` get: of each group dy.T x, [E, N, K]; zeros where it is empty."""
+    """Weight gradient of `grouped_product`: dy.T x of each group, [E, N, K]; zeros for empty groups."""
     if has_grouped_mm(x_MK):
         return F.grouped_mm(dy_MN.t(), x_MK, offs=ends_E)
     ends = ends_E.tolist()
@@ -41,7 +41,7 @@ def grouped_gradient(dy_MN: Tensor, x_MK: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def split_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
-    """One product for each expert that has rows; the host reads `ends` once."""
+    """Compute one matmul for each expert with rows; copies `ends` to the host once."""
     ends = ends_E.tolist()
     groups = list(zip([0, *ends[:-1]], ends, strict=True))
     parts = [linear(x_MK[a:b], weights_ENK[e]) for e, (a, b) in enumerate(groups) if b > a]
@@ -60,7 +60,7 @@ def masked_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def has_grouped_mm(x: Tensor) -> bool:
-    """Whether torch's grouped product takes such rows."""
+    """Return whether torch's grouped matmul supports such rows."""
     if not x.is_cuda or x.dtype != torch.bfloat16:
         return False
     return torch.cuda.get_device_capability(x.device) >= (9, 0)

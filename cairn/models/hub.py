@@ -1,4 +1,4 @@
-"""Where is the model that a user named?
+"""Resolution of a model name to its files.
 
     a path that exists          -> that path
     random:NAME                 -> a preset's shape with random weights (no file)
@@ -81,7 +81,7 @@ def check_name(name: str) -> None:
 
 
 def is_packaged(name: str) -> bool:
-    """Whether a name means a model inside a package; a model in a file or folder of that name goes first."""
+    """Return whether a name refers to a packaged model; a file or folder of that name has precedence."""
     path = _local(name)
     return name.lower() in (*PACKAGED, *OWN) and (path is None or _is_something_else(path))
 
@@ -92,7 +92,7 @@ class Default(NamedTuple):
 
 
 def default_model() -> Default:
-    """What runs where no model is named: the better of those that are on this machine."""
+    """The default model: the best one installed on this machine."""
     try:
         _packaged(BETTER)
     except ModelNotFound:
@@ -113,7 +113,7 @@ def _local(name: str) -> Path | None:
 
 
 def _is_something_else(path: Path) -> bool:
-    """Whether a folder that is named as a packaged model has no model, as the recipe of cairn-tiny has none."""
+    """Return whether a folder with the name of a packaged model contains no model, such as a recipe folder."""
     return path.is_dir() and not any(path.glob("config.json")) and not any(path.glob("*.gguf"))
 
 

@@ -1,4 +1,4 @@
-"""How a code model is asked for the text between two others (fill in the middle, FIM).
+"""Fill-in-the-middle (FIM) prompts of code models.
 
     Qwen2.5-Coder     <|fim_prefix|> before <|fim_suffix|> after <|fim_middle|>     -> what stands between
     Codestral         [SUFFIX] after [PREFIX] before
@@ -43,7 +43,7 @@ KNOWN = (
 
 
 def infill_marks(tokenizer: Tokenizer) -> InfillMarks | None:
-    """None: the model knows no such marks."""
+    """FIM markers of a model; None if it has none."""
     id_of = tokenizer.backend.token_to_id
     for marks in KNOWN:
         needed = (marks.prefix, marks.suffix, marks.middle)

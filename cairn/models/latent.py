@@ -96,7 +96,7 @@ class LatentTokens(NamedTuple):
         return self.expansion.absorbed(q_SHC)
 
     def restored(self, out_SHE: Tensor) -> Tensor:
-        """Of averages of rows; only the latent in front of them is a value."""
+        """Expand averaged rows to values; only their leading latent part is a value."""
         return self.expansion.restored(out_SHE[..., : self.expansion.sizes.rank])
 
 

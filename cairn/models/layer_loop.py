@@ -56,17 +56,17 @@ class Residual(Protocol):
 
 
 class Step(Protocol):
-    """One pass over some tokens: who they attend to, and by which operations their parts are computed."""
+    """Interface of a pass over tokens: their attention, and the implementation of the sublayers."""
 
     attend: Attend
     fuses: bool  # parts run their `fused` form, through the operations below
 
     def run(self, layer: Any, residual: Any) -> Any:
-        """One layer; as a module, with all that hangs on its being called (FSDP)."""
+        """Run a layer by calling the module, so that its hooks run (FSDP)."""
         ...
 
     def rotation(self, rope: Rope | None) -> Rotation | None:
-        """For a mixer in its plain form."""
+        """Rotation for a mixer in its plain form."""
         ...
 
     def columns(
@@ -97,7 +97,7 @@ class Sublayer(nn.Module):
         return None
 
     def plain(self, x_TD: Tensor, step: Step, /) -> Tensor:
-        """By torch, with gradients: the form to read first."""
+        """Reference implementation with torch, with gradients."""
         raise NotImplementedError
 
     def fused(self, x: Input, step: Step) -> Product:

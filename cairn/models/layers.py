@@ -26,7 +26,7 @@ class Norm(Holder):
 
     @property
     def is_rms(self) -> bool:
-        """By the root mean square; otherwise by mean and variance."""
+        """Return whether this is an RMS norm rather than a layer norm."""
         return self.bias is None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Norm(Holder):
 
 
 class Unnormed(nn.Module):
-    """In the place of a norm: the residual enters a block as it is (OLMo 2)."""
+    """Identity in place of an input norm (OLMo 2)."""
 
     is_rms = False
 
@@ -61,7 +61,7 @@ class Unnormed(nn.Module):
 
 
 class Scaled(nn.Module):
-    """In the place of a norm of what a block adds: a factor on it (Granite)."""
+    """Scaling of a block's output in place of an output norm (Granite)."""
 
     is_rms = False
 
@@ -74,12 +74,12 @@ class Scaled(nn.Module):
 
 
 def input_norm(build: Build, spec: ModelSpec) -> Norm | Unnormed:
-    """What a block's input goes through."""
+    """Norm of a block's input."""
     return Norm(build, spec, spec.hidden) if spec.pre_norms else Unnormed()
 
 
 def output_norm(build: Build, spec: ModelSpec) -> Norm | Scaled | None:
-    """What a block's output goes through before it is added; None: nothing."""
+    """Norm of a block's output before the residual addition, or None."""
     if spec.post_norms:
         return Norm(build, spec, spec.hidden)
     return None if spec.residual_scale == 1.0 else Scaled(spec.residual_scale)

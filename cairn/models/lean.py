@@ -73,7 +73,7 @@ class LeanNorm:
 
 
 class Frequencies(NamedTuple):
-    """Of one kind of rotary positions: frequency, sign and amplitude of each column."""
+    """Frequency, sign and amplitude of each column of a RoPE."""
 
     frequency_C: Tensor
     amplitude: float | Tensor  # of all columns, or of each of C / 2
@@ -88,7 +88,7 @@ class Angles(NamedTuple):
     sin: Tensor
 
     def rotate_(self, x_TH2c: Tensor) -> None:
-        """In place; what `Rotation` computes."""
+        """Rotate in place; the result equals that of `Rotation`."""
         exchanged_TH2c = x_TH2c.flip(2)  # (high, low)
         x_TH2c.mul_(self.cos).addcmul_(exchanged_TH2c, self.sin)
 
@@ -136,7 +136,7 @@ class Lean:
         return self.model.through(LeanResidual(x_TD, self), step, taps, deep)
 
     def angles(self, positions_T: Tensor, attend: Attend | None = None) -> dict[Rope, Angles]:
-        """Of each kind of rotary positions that the layers have; `attend` knows rows and columns of pictures."""
+        """Angles of each RoPE of the layers; `attend` provides rows and columns of image tokens."""
         if not self.frequencies:
             return {}
         places_T11 = positions_T[:, None, None].float()
@@ -183,7 +183,7 @@ class Lean:
 
 
 class LeanStep:
-    """One pass in few operations."""
+    """A pass with few operations."""
 
     fuses = True
 
@@ -213,7 +213,7 @@ class LeanStep:
         return y_TN if gate is None else gate.in_place(y_TN)
 
     def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Tensor | None:
-        """None: the result was added to the residual by the product itself."""
+        """Apply a linear map; None if the matmul added its result to the residual itself."""
         if onto is not None and isinstance(part.form, BlocksForm) and part.addend is None:
             part.form.fused(x, part.form_bias, onto_MN=onto)
             return None
@@ -288,7 +288,7 @@ def _lean_norm(norm: Norm | Unnormed | Scaled) -> Map:
 
 
 def _head_norm(mixer: Attention) -> LeanNorm | None:
-    """Of queries and keys at once: a row of weights for each head."""
+    """Joint norm of queries and keys: a row of weights for each head."""
     norms = mixer.head_norms
     if norms is None:
         return None
@@ -302,7 +302,7 @@ def norm_weight(norm: Norm) -> NormWeight:
 
 
 def decode_heads(mixer: Attention) -> DecodeHeads | None:
-    """What the compiled attention has to know; None: it does not know this rule."""
+    """Parameters of the compiled attention; None if it does not support this rule."""
     rule, norms, norm_EC = mixer.rule, mixer.head_norms, None
     if rule.by_scores:
         return None

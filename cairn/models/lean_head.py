@@ -78,7 +78,7 @@ class LeanHead:
         passes: int,
         least: Sequence[float] | None,
     ) -> Guesses | None:
-        """None: what the tokens of this step see is not for the compiled attention."""
+        """Draft tokens; None if the compiled attention does not support this step."""
         if attend.sequences is None:
             return None
         pages = (*attend.pool.addresses[self.layer], attend.pool.group_of[self.layer])
@@ -91,7 +91,7 @@ def _matrix(part: Linear) -> PackedMatrix:
 
 
 def _rows_of(embedding: Vocabulary) -> Blocks | Tensor | None:
-    """Where the compiled lookup reads: packed rows, or floats. None: it does not know this form."""
+    """Rows for the compiled embedding lookup, packed or floats; None if it does not support this form."""
     if embedding.lookup_addend is not None or embedding.shards.size > 1:
         return None
     form = embedding.lookup or embedding.form

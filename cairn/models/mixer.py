@@ -1,4 +1,4 @@
-"""What a layer does along the sequence, for those who do not run it: weights, FLOPs, what it keeps of a token.
+"""Shapes of sequence mixers for planning: weights, FLOPs and cache planes.
 
     MIXERS[spec.mixer]   shape: counts over a `ModelSpec`, without torch
                          module: the `Sublayer` that computes it, loaded when a model is built
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one layer keeps of one token, or of one sequence as its state, under one name."""
+    """A named cache plane of a layer, per token or per sequence."""
 
     name: str
     heads: int
@@ -39,7 +39,7 @@ class MixerShape(Protocol):
     def parameters(self, spec: "ModelSpec") -> int: ...
 
     def matmul_parameters(self, spec: "ModelSpec") -> int:
-        """Those that a token is multiplied with."""
+        """Number of parameters in matmuls of a token."""
         ...
 
     def pair_flops(self, spec: "ModelSpec") -> int:
@@ -47,7 +47,7 @@ class MixerShape(Protocol):
         ...
 
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
-        """What is kept of a token, or as a state, on one of so many tensor-parallel ranks."""
+        """Cache planes on one tensor-parallel rank."""
         ...
 
     def token_flops(self, spec: "ModelSpec") -> int:
@@ -101,7 +101,7 @@ class LatentShape:
         return query + spec.hidden * latent.width + expansion + out
 
     def pair_flops(self, spec: "ModelSpec") -> int:
-        """In the expanded form, as prefill and training compute it."""
+        """FLOPs per (query, key) pair in the expanded form, which prefill and training use."""
         return 2 * spec.heads * (spec.head_dim + _latent(spec).value)
 
     def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:

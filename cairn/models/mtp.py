@@ -144,7 +144,7 @@ def load_mtp(tensors: TensorSource, model: Transformer) -> MtpHead:
 
 
 def format_of(tensors: TensorSource, target: ModelSpec) -> Format:
-    """Which tensors there are says it."""
+    """Detect the MTP format by its tensors."""
     names, joins = set(tensors.names()), []
     for format in FORMATS:
         format = format._replace(before=format.before.format(last=target.layers))
@@ -158,7 +158,7 @@ def format_of(tensors: TensorSource, target: ModelSpec) -> Format:
 
 
 def _places(head: MtpHead) -> dict[str, Source]:
-    """Of each slot: tensors of the layer have the names of the family, the others those of the format."""
+    """Source of each slot: layer tensors have the family's names, the others those of the format."""
     last, format = head.spec.layers - 1, head.format
     slots = {slot.name: slot.shape for slot in head.slots()}
     numbered = {

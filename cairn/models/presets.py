@@ -50,7 +50,7 @@ def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
 
 
 def _continued(pattern: tuple[Any, ...], layers: int) -> tuple[Any, ...]:
-    """By its shortest period: five layers with a window and one without, again and again."""
+    """Continue a per-layer pattern by its shortest period, for example five windowed layers and one full."""
     count = len(pattern)
     period = next((p for p in range(1, count) if pattern[p:] == pattern[:-p]), count)
     return tuple(pattern[layer % period] for layer in range(layers)) if pattern else ()

@@ -23,13 +23,13 @@ Planes = tuple[Tensor, ...]  # of a state: [heads, width], or of several states 
 
 
 class Recurrence(Protocol):
-    """One layer's rule, over inputs that begin with the dimension of tokens."""
+    """Recurrence of a layer; the first dimension of its inputs is the tokens."""
 
     layer: int
 
     @property
     def planes(self) -> tuple[Plane, ...]:
-        """What a state consists of."""
+        """Planes of the state."""
         ...
 
     def several(self, inputs: Planes, state: Planes) -> tuple[Tensor, Planes]:
@@ -42,7 +42,7 @@ class Recurrence(Protocol):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether `in_slots` takes these sizes."""
+        """Return whether `in_slots` supports these sizes."""
         ...
 
     def in_slots(self, inputs: Planes, planes: Planes, sequences: Sequences) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which model does a config.json of Qwen3-Next, Qwen3.5 or LFM2 describe?
+"""Readers of config.json for Qwen3-Next, Qwen3.5 and LFM2.
 
 Most of their layers keep a state instead of keys and values: a gated delta net, or a short convolution.
 """

@@ -8,7 +8,7 @@ def _alternating(layers: int, every: int = 4) -> tuple[str, ...]:
 
 
 def qwen3_next_80b() -> ModelSpec:
-    """Without the layer that predicts a further token."""
+    """Qwen3-Next-80B preset without its MTP layer."""
     return ModelSpec(
         family="qwen3_next",
         vocab=151_936,

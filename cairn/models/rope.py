@@ -58,7 +58,7 @@ def rotation(
 
 
 def axis_of_pairs(rope: Rope) -> Tensor:
-    """By which axis each pair of columns turns: 0 frame, 1 row, 2 column (M-RoPE, arXiv:2409.12191)."""
+    """Axis of each pair of columns: 0 frame, 1 row, 2 column (M-RoPE, arXiv:2409.12191)."""
     pairs = sum(rope.sections)
     if not rope.interleaved:
         return torch.arange(3).repeat_interleave(torch.tensor(rope.sections))
@@ -69,7 +69,7 @@ def axis_of_pairs(rope: Rope) -> Tensor:
 
 
 def rows_by_axes(table_PC: Tensor, axes_3T: Tensor, axis_C: Tensor) -> Tensor:
-    """Of a table by position, the row of each token, [T, C]: every column at the token's position on its axis.
+    """Rows [T, C] of a position table for each token, with every column at the token's position on its axis.
 
     Numbers beyond the table, which `check_request` refuses, take its last row: a GPU would end the process.
     """
@@ -143,7 +143,7 @@ def _llama3(rope: Rope, plain: Tensor, trained: int) -> Tensor:
 
 def _yarn(rope: Rope, plain: Tensor, size: int, trained: int) -> Tensor:
     def dimension(turns: float) -> float:
-        """Which dimension turns this often over the trained context."""
+        """The dimension with this number of rotations over the trained context."""
         return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)

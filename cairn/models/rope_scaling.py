@@ -1,4 +1,4 @@
-"""How does a model see further than it was trained to? By rotary positions that are stretched.
+"""RoPE scaling for contexts beyond the trained length.
 
     stretched(spec, 131_072) -> the same model with YaRN (arXiv:2309.00071), or with its own longrope
 

@@ -1,4 +1,4 @@
-"""From the name of a model to something that runs: a tokenizer at once, weights on a device when they are needed.
+"""Opening a model by name: the tokenizer immediately, the weights when they are needed.
 
     opened = open_model("runs/x")           reads headers: a bad prompt is refused before gigabytes move
     runnable = opened.load("auto", "auto")
@@ -93,7 +93,7 @@ class OpenModel:
 
     @property
     def vision(self) -> VisionSpec | None:
-        """Of a model that sees; None: it reads text alone."""
+        """Specification of the vision encoder; None for text-only models."""
         return None if self.checkpoint is None else self.checkpoint.vision
 
     def load(

@@ -43,7 +43,7 @@ class TensorSource(Protocol):
     def dtype(self, name: str) -> torch.dtype: ...
 
     def tensor(self, name: str) -> Tensor:
-        """On the CPU; a view of the file where that is possible."""
+        """The tensor on the CPU; a view of the file if possible."""
         ...
 
 
@@ -76,7 +76,7 @@ class SafetensorsFolder:
         return self._file(self._home[name]).get_tensor(name)
 
     def _find(self) -> dict[str, str]:
-        """Which file holds which tensor."""
+        """File of each tensor."""
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
             return self._from_index(index)
@@ -86,7 +86,7 @@ class SafetensorsFolder:
         return dict.fromkeys(self._file(single.name).keys(), single.name)
 
     def _instead(self) -> str:
-        """What a folder without model.safetensors may need."""
+        """Hint for a folder without model.safetensors."""
         names = sorted(p.name for p in self.folder.iterdir() if p.is_file())
         if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
             return "pickled weights are not read: convert them with transformers' save_pretrained"
@@ -140,7 +140,7 @@ def _open(path: Path) -> Any:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a clone without Git LFS left a note here in place of the file."""
+    """Return whether the file is a Git LFS pointer instead of the content."""
     try:
         with path.open("rb") as file:
             return file.read(len(LFS)) == LFS
@@ -149,7 +149,7 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """One file, with the permissions of any new file of this process; a full disk is an OSError as elsewhere."""
+    """Write a file with the default permissions; a full disk is an OSError as elsewhere."""
     path.touch()
     mode = path.stat().st_mode  # safetensors makes files that only their owner may read
     try:

@@ -1,4 +1,4 @@
-"""Who holds which slice of a layer, and how the slices' results are joined.
+"""Tensor-parallel shards: the slice of each rank, and the collectives that join the results.
 
 Tensor parallelism as four verbs that the layers call; who carries them out is injected, so the same layer
 runs alone, under autograd over gloo or NCCL, or inside a CUDA graph. This module knows no backend.
@@ -14,7 +14,7 @@ from cairn.core.errors import ConfigError
 
 
 class Shards(Protocol):
-    """One rank's place among `size`. f and g are Megatron's names (arXiv:1909.08053)."""
+    """Rank of a tensor-parallel group of `size`. f and g are Megatron's operators (arXiv:1909.08053)."""
 
     @property
     def rank(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Which model does a config.json of DeepSeek or gpt-oss describe?
+"""Readers of config.json for DeepSeek and gpt-oss.
 
 Both have experts; DeepSeek has latent attention, and gpt-oss sinks, alternating windows and biases everywhere.
 """

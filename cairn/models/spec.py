@@ -1,4 +1,4 @@
-"""What shape is this model, and what does that shape cost?
+"""Model specification: the shape of a model, and its cost.
 
 A `ModelSpec` is everything that decides the computation of a decoder: no weights, no torch, no file names.
 `families` makes one from a checkpoint's config, `transformer` builds the model from it, and the planner,
@@ -46,7 +46,7 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_tabulated(self) -> bool:
-        """Whether a table of cosines and sines by position says all: angles depend on no length, and q on no more.
+        """Return whether the rotation is a table by position: angles do not depend on the length, nor q on more.
 
         With sections a token has a position on each axis, and its row is made of three rows of the table.
         """
@@ -181,11 +181,11 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.latent.rotated if self.latent else self.head_dim
 
     def window(self, layer: int) -> int:
-        """How many tokens back a layer sees, itself included; 0 for all of them."""
+        """Window of a layer in tokens, the current one included; 0 for full attention."""
         return self.windows[layer] if self.windows else 0
 
     def rope_of(self, layer: int) -> Rope | None:
-        """None: the layer does not rotate."""
+        """RoPE of a layer, or None."""
         if self.positions != "rope" or layer in self.nope_layers or self.keeps_state(layer):
             return None
         return self.rope_local if self.rope_local and self.window(layer) else self.rope
@@ -202,7 +202,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return MIXERS[self.mixer_of(layer)].shape
 
     def keeps_state(self, layer: int) -> bool:
-        """Whether a layer keeps a state of each sequence instead of something of each token."""
+        """Return whether a layer keeps a state per sequence instead of a cache per token."""
         return MIXERS[self.mixer_of(layer)].state
 
     @property
@@ -212,7 +212,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some layers keep a state."""
+        """Return whether some layers keep a state."""
         return len(self.token_layers) < self.layers
 
     def experts_of(self, layer: int) -> Experts | None:
@@ -224,7 +224,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self._count(active=False)
 
     def active_parameters(self) -> int:
-        """Those that one token visits: all of them unless there are experts."""
+        """Number of parameters active for a token: all of them unless the model has experts."""
         return self._count(active=True)
 
     def weight_bytes(self, bytes_per_value: float = 2) -> float:
@@ -284,7 +284,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return total
 
     def forward_flops(self, tokens: int, cached: int = 0, logits: int | None = None) -> int:
-        """One forward pass over one sequence; `logits`: for how many tokens they are computed."""
+        """FLOPs of a forward pass over a sequence; `logits` is the number of tokens with logits."""
         head = self.vocab * self.hidden
         rows = tokens if logits is None else logits
         body = 2 * (self.matmul_parameters() - head) * tokens
@@ -296,7 +296,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _pairs(tokens: int, cached: int, window: int) -> int:
-    """How many (query, key) pairs a causal mask leaves, of width `window` if that is not 0."""
+    """Number of (query, key) pairs under a causal mask, limited to `window` unless it is 0."""
     first, last = cached + 1, cached + tokens  # keys seen by the first and the last query
     everything = (first + last) * tokens // 2
     if not window or last <= window:

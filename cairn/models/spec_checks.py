@@ -1,4 +1,4 @@
-"""Which shapes of a model contradict themselves; `ModelSpec` asks when it is made."""
+"""Consistency checks of a model shape, run when a `ModelSpec` is created."""
 
 import math
 from typing import TYPE_CHECKING

@@ -64,7 +64,7 @@ class SplitExperts:
                     self._pieces[at] = _Piece(name, expert, outputs, self.transposed)
 
     def _parts(self, name: str, kind: str) -> dict[str, slice]:
-        """Which of a stacked tensor's outputs are gate's, up's or down's."""
+        """Slices of a stacked tensor that belong to gate, up and down."""
         if self.transposed or kind == "down_proj":
             return PARTS[kind]
         middle = self.files.shape(name)[1] // 2

@@ -1,4 +1,4 @@
-"""What one step of a model costs at least: FLOPs, and bytes through memory.
+"""Lower bound of a step's cost: FLOPs and memory traffic.
 
     bytes   the weights, once for the whole step; and the keys and values that its tokens attend to
     flops   of every token, and of every row of logits
@@ -19,7 +19,7 @@ from cairn.models.spec import ModelSpec
 
 
 class SequenceWork(NamedTuple):
-    """What one sequence has to compute in one step."""
+    """Work of a sequence in a step."""
 
     tokens: int  # new ones
     cached: int  # before them
@@ -28,7 +28,7 @@ class SequenceWork(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What several steps computed together."""
+    """Total work of several steps."""
 
     steps: int
     tokens: int
@@ -43,7 +43,7 @@ def step_cost(
     value_bytes: float,
     weight_bytes: float | None = None,
 ) -> Cost:
-    """Of one step over several sequences; `weight_bytes`: of one weight, by default as many as a key or value has."""
+    """Cost of a step over several sequences. `weight_bytes` is per weight, by default the size of a key or value."""
     weight_bytes = value_bytes if weight_bytes is None else weight_bytes
     flops, tokens, keys = 0, 0, 0.0
     for part in work:
@@ -54,7 +54,7 @@ def step_cost(
 
 
 def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: float) -> Cost:
-    """Of many steps; `weight_bytes`: of one weight, which may be packed, `value_bytes`: of one key or value.
+    """Cost of many steps. `weight_bytes` is per weight, which may be packed; `value_bytes` per key or value.
 
     Of a layer with a window it is known only how many tokens look, so each is given a full window at most.
     """

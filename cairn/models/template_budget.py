@@ -1,4 +1,4 @@
-"""How much work one rendering of a chat template may be: steps, characters, and seconds of its thread.
+"""Limits for rendering a chat template: steps, characters and CPU seconds.
 
     budget.charge(characters)        one step, and the characters that it reads or writes
     budget.size(value)               characters of a value as text; each item is charged
@@ -30,7 +30,7 @@ class Exhausted(Exception):
 
 
 class Budget:
-    """Of one rendering, in one thread."""
+    """Budget of one rendering in one thread."""
 
     __slots__ = ("_look_at", "_steps", "_until")
 

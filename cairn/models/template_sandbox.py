@@ -1,4 +1,4 @@
-"""What a chat template may do: read the values it is given, write text, and nothing else.
+"""Sandbox for chat templates: they can read the given values and produce text, nothing else.
 
 Templates are programs that arrive with a model from strangers. They run in Jinja's immutable sandbox with the
 names that the Hugging Face ecosystem has agreed on (raise_exception, strftime_now, tojson, the generation tag):
@@ -45,7 +45,7 @@ _PYTHON_ERRORS = (
 
 
 class Template:
-    """One compiled template."""
+    """A compiled template."""
 
     def __init__(self, source: str, owner: str, name: str = "default") -> None:
         self._title = f"the chat template of {owner}"
@@ -235,7 +235,7 @@ def _charged(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first(context: Context, filter: Callable[..., Any]) -> tuple[Any, ...]:
-    """What a filter wants before its value."""
+    """Leading arguments of a filter (context, eval context or environment)."""
     passed = getattr(filter, "jinja_pass_arg", None)
     arguments = {
         "context": context,
@@ -247,7 +247,7 @@ def _first(context: Context, filter: Callable[..., Any]) -> tuple[Any, ...]:
 
 @pass_context
 def _step(context: Context, value: Any) -> Any:
-    """One round of a loop."""
+    """Charge one iteration of a loop to the budget."""
     context.parent[_BUDGET].charge()
     return value
 
@@ -275,7 +275,7 @@ def _nested(context: Context, value: Any) -> Any:
 
 
 def _shallow(value: object) -> int:
-    """How much a value holds itself, as characters, without what is in its items."""
+    """Size of a value in characters, without the content of its items."""
     if isinstance(value, list | tuple | dict):
         return ITEM_CHARACTERS * len(value)
     return len(value) if isinstance(value, str | bytes) else 0

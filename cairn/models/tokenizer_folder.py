@@ -1,4 +1,4 @@
-"""Which tokenizer a model folder in the Hugging Face format describes.
+"""Tokenizer of a model folder in the Hugging Face format.
 
 tokenizer.json is the truth about ids, as transformers 5 reads it: its post-processor decides about BOS and EOS, and
 add_bos_token or tokenizer_class of tokenizer_config.json change nothing. The other files give names to tokens,

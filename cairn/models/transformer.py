@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         deep: Sequence[Tensor] = (),
         most_layers: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """From the embedded tokens to the last norm, whatever form the residual and the step have.
+        """Run the layers from the embedded tokens to the last norm, for any form of residual and step.
 
         `deep`: what is added to the residual behind the first layers, one after another. `most_layers`: the first so
         many alone, where their kernels are wanted and not their result.
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         return self._with_positions(torch.where(given_T[:, None], rows_TD, x_TD), positions_T)
 
     def deep_rows(self, tokens_T: Tensor) -> Sequence[Tensor]:
-        """Of given embeddings, what is added behind the first layers: zero for other tokens, nothing for none."""
+        """DeepStack rows added after the first layers: zero for text tokens, empty without given embeddings."""
         if not self.spec.deep_rows or self.arena_RD is None:
             return ()
         given_T = tokens_T < 0
@@ -153,7 +153,7 @@ def ended(hidden_TD: Tensor, spec: ModelSpec) -> Tensor:
 def rotations_of(
     spec: ModelSpec, layers: range, positions_T: Tensor, attend: Attend, dtype: torch.dtype
 ) -> dict[Rope, Rotation]:
-    """One table per kind of rotary positions, shared by all layers of that kind."""
+    """Rotation of each RoPE, shared by all layers with that RoPE."""
     kinds = spec.ropes(layers)
     lengths_T = attend.lengths_T() if any(k.kind == "dynamic" for k in kinds) else None
     axes_3T = getattr(attend, "axes_3T", None)  # of prompts with pictures

@@ -23,7 +23,7 @@ def held_by_rows(spec: ModelSpec, dtype: torch.dtype, rank: int, ranks: int) -> 
 
 
 def wanted_by(model: Transformer) -> Packed:
-    """What this rank's share of the model is made of."""
+    """Shards of the model that this rank holds."""
     size = model.embedding.weight.itemsize
     slots = model.slots()
     shards = (Held(slot.name, size, cut_of(slot.shape, slot.cut)) for slot in slots)
@@ -40,7 +40,7 @@ def write_shards(memory: Bytes, packed: Packed, model: Transformer) -> None:
 
 
 def read_shares(memory: Bytes, packed: Packed, dtype: torch.dtype) -> dict[str, Tensor]:
-    """By the name of its slot, each tensor of a rank as it lies in the memory."""
+    """Views of the tensors in the memory of a rank, by slot name."""
     return dict(_views(memory, packed, dtype))
 
 

@@ -120,7 +120,7 @@ def load(
 
 
 def _elsewhere(model: Transformer) -> list[Slot]:
-    """What only other ranks hold."""
+    """Slots that only other ranks hold."""
     layers = [(p, m) for p, m in model.named_modules() if isinstance(m, RankExperts)]
     return [slot.under(path) for path, layer in layers for slot in layer.slots_elsewhere()]
 
@@ -144,7 +144,7 @@ def fill_shares(model: HasSlots, shares: Mapping[str, Tensor], device: torch.dev
 
 
 def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
-    """Where each slot's tensor is; refuses a checkpoint that has too little or too much."""
+    """Source tensor of each slot; missing or unexpected tensors raise."""
     present = set(tensors.names())
     where = sources(spec, {slot.name: slot.shape for slot in slots})
     prefix = where["norm.weight"].tensor.split(".")[0] + "."
@@ -257,7 +257,7 @@ def _fits_as_it_is(blank: Tensor, values: list[tuple[Slot, Tensor]], device: tor
 
 
 def _drawn_share(slot: Slot, seed: int, device: torch.device | str) -> Tensor:
-    """Of a tensor that is cut, a copy of the part: a view would keep the whole."""
+    """Random values of a slot; a sharded one is copied because a view would keep the whole tensor."""
     drawn = _draw(slot, seed, device)
     return (
         drawn

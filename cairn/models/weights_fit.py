@@ -47,7 +47,7 @@ def check_fits(
 
 
 def free_bytes(device: str, mapped: bool = False) -> int | None:
-    """Of the machine, or of what the container may have; None: this machine does not say."""
+    """Free memory of the device or container in bytes; None if unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(torch.device(device))[0]
     memory = read_memory(Path("/"))[0]

@@ -54,7 +54,7 @@ def addends(
     names: Sequence[str] | None = None,
     alike: bool = False,
 ) -> dict[str, Addend]:
-    """By the path of the map that each belongs to. `alike`: those of one shape share their blank parameters."""
+    """Create adapters by the path of their linear map. `alike`: adapters of one shape share blank parameters."""
     check_targets(adapter, map_names(model, spec) if names is None else names)
     if adapter.dora and build.shards.size > 1:
         raise ConfigError(
@@ -82,12 +82,12 @@ def install(adapted: Iterable[Addend]) -> None:
 
 
 def map_names(model: nn.Module, spec: ModelSpec) -> list[str]:
-    """Of every linear map, in a checkpoint."""
+    """Checkpoint names of all linear maps."""
     return [_name(spec, path, part) for path, home in _maps(model) for part in _part_names(home)]
 
 
 def init_magnitudes(adapted: Sequence[LoRA | EmbeddingLoRA]) -> None:
-    """What a new adapter needs beside drawn parameters."""
+    """Initialise the DoRA magnitudes of new adapters."""
     for one in adapted:
         if isinstance(one, LoRA):
             one.init_magnitudes()

@@ -24,7 +24,7 @@ LENGTH = 8  # bytes in which a file says how long its header is
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What a file of safetensors says about one tensor."""
+    """Header entry of a tensor in a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class FileReader:
         return self._stream
 
     def read(self, file: Path) -> FileBytes | None:
-        """None: its tensors have several types, or one that adapters do not have."""
+        """Read a file; None if its tensors have several dtypes or one that adapters do not support."""
         start, stored = read_header(file)
         types = {one.dtype for one in stored.values()}
         if len(types) != 1 or not types <= TYPES.keys():
@@ -120,7 +120,7 @@ class FileReader:
 
 
 def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
-    """Where the numbers begin, and which there are; the file is checked by the library that defines it."""
+    """Return the data offset and the tensors of a file, which the safetensors library validates first."""
     try:
         with safe_open(file, framework="pt"), file.open("rb") as opened:
             length = int.from_bytes(opened.read(LENGTH), "little")

@@ -144,7 +144,7 @@ def peft_name(spec: ModelSpec, slot: str) -> str:
 
 
 def row_order(spec: ModelSpec, slot: str) -> tuple[int, ...]:
-    """Which row of a head in the file is our row i, of what is added to q and k; (): the same."""
+    """Row permutation of a head between file and model for adapters of q and k; () is the identity."""
     return rotary_order(spec) if ROTATED.search(slot) else ()
 
 

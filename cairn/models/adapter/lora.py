@@ -22,7 +22,7 @@ from cairn.models.linear.maps import Columns, Linear, Rows, Vocabulary
 
 
 class Part(NamedTuple):
-    """One of the maps of a `Columns`, or the only one."""
+    """A part of a `Columns` map, or the whole map."""
 
     name: str  # "q", or "" for the only one
     rows: int  # on this rank
@@ -49,7 +49,7 @@ class LoRA(Holder):
                     self.register_parameter(_key("m", part), build.parameter(part.rows))
 
     def forward(self, x_MK: Tensor) -> Tensor:
-        """What the adapter adds to the product of its map."""
+        """Return the addend of the adapter to the output of its map."""
         if not self.enabled:
             return x_MK.new_zeros(len(x_MK), sum(part.rows for part in self.parts))
         columns = isinstance(self.home[0], Columns | Vocabulary)

@@ -20,7 +20,7 @@ from cairn.models.transformer import Transformer
 
 
 class MergeError(NamedTuple):
-    """What rounding to the stored type did to the merged weights."""
+    """Rounding error of merged weights in the stored dtype."""
 
     maps: int
     largest: float  # absolute, of any weight
@@ -79,7 +79,7 @@ def _merged(home: Linear, adapter: LoRA | EmbeddingLoRA) -> list[tuple[Tensor, T
 
 
 def _views(home: Linear, rows: list[int]) -> list[Tensor]:
-    """Of each part, the rows of the parameter that stores it; weights mapped from a file are copied first."""
+    """Views of the parameter rows of each part; weights mapped from a file are copied first."""
     for owner in home.owners():
         weight = cast(nn.Parameter, owner.weight)
         owner.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)

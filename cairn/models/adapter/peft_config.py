@@ -31,7 +31,7 @@ CHANGES_BASE = (
 
 
 class Fields(msgspec.Struct, frozen=True):
-    """What is read of the file, by the names and with the defaults of PEFT; null is written for what is not set."""
+    """Fields of PEFT's adapter_config.json with PEFT's names and defaults; unset fields are written as null."""
 
     r: Annotated[int, msgspec.Meta(ge=1)] = 8
     lora_alpha: float = 8.0

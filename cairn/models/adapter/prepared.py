@@ -27,7 +27,7 @@ from cairn.models.transformer import Transformer
 
 
 class Span(NamedTuple):
-    """Where a tensor lies in the flat buffer of an adapter."""
+    """Location of a tensor in the flat buffer of an adapter."""
 
     begin: int
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class PreparedAdapter:
 
     @property
     def covers(self) -> bool:
-        """Whether adapters of this spec can be read this way."""
+        """Return whether adapters of this spec can be read as one flat buffer."""
         loras = [one.lora for one in self.made.values()]
         return not self.reorders and all(
             isinstance(one, LoRA) and one.shards.size == 1 for one in loras

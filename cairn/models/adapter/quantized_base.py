@@ -15,7 +15,7 @@ from cairn.models.linear.nf4 import NF4Form
 
 
 def quantize_base(model: nn.Module) -> int:
-    """How many bytes the maps take now."""
+    """Quantise the linear maps to NF4; returns their size in bytes."""
     total = 0
     for part in _maps(model):
         form = NF4Form(part.joined())

@@ -1,4 +1,4 @@
-"""Which linear maps of a model get a low-rank adapter, and how large it is. Pure data; no torch.
+"""Adapter specification: target linear maps, rank and scaling. Pure data; no torch.
 
     W x   ->   W x + scale * B (A x)          scale = alpha / rank, or alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732)
 
@@ -34,7 +34,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
     alphas: dict[str, float] = {}
 
     def covers(self, name: str) -> bool:
-        """Whether the map with this name in a checkpoint gets an adapter."""
+        """Return whether the linear map with this checkpoint name gets an adapter."""
         if self.layers:
             number = re.search(r"\.(?:layers|h)\.(\d+)\.", name)
             if number is None or int(number.group(1)) not in self.layers:

@@ -81,13 +81,13 @@ class Bidirectional:
 
 
 def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """On the device, without waiting for what it computes: the next batch is prepared meanwhile."""
+    """Copy to the device without synchronising, so that the next batch can be prepared meanwhile."""
     tensor = torch.from_numpy(numbers)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, rule: Rule) -> Tensor:
-    """Of texts of one length; [B * S, H, C]."""
+    """Attention over texts of equal length; returns [B * S, H, C]."""
     q, k, v = (x.transpose(1, 2) for x in (q_BSHC, k_BSKC, v_BSKC))
     length = q.shape[2]
     mask_SS = None

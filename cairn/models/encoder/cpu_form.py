@@ -51,7 +51,7 @@ def _has_compiled(model: Encoder) -> bool:
 
 
 def _compiled(model: Encoder, layers: list[EncoderLayer]) -> EncoderLayers:
-    """With the matrices in an order of their own; those of the modules are given back."""
+    """Compile the layers with packed matrices and release those of the modules."""
     shape = model.spec.shape
     described = EncoderShape(shape.heads, shape.head_dim, shape.scale, shape.norm_eps, "post")
     compiled = EncoderLayers([_layer_weights(layer) for layer in layers], described)

@@ -47,7 +47,7 @@ CLASSIFIES = "ForSequenceClassification"
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether this config is of a text encoder, which embeds and scores and generates nothing."""
+    """Return whether this config describes a text encoder, which embeds and scores but does not generate."""
     if config.get("model_type") in FAMILIES:
         return not config.get("is_decoder")
     return is_bidirectional_decoder(config)
@@ -174,7 +174,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _ropes(fields: Fields) -> dict[str, Rope]:
-    """Of full and of sliding attention, in the old spelling or the new."""
+    """RoPE of full and sliding attention, from the old or the new field names."""
     old = {
         "full_attention": fields.take("global_rope_theta", float, 160_000.0),
         "sliding_attention": fields.take("local_rope_theta", float, 10_000.0),

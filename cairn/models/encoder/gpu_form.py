@@ -30,7 +30,7 @@ KERNELS = Kernels()
 
 
 class Entered(NamedTuple):
-    """What a part reads, where nothing is added to the residual at once."""
+    """Input of a sublayer whose output is not added to the residual immediately."""
 
     tensor: Tensor
     onto: Tensor | None = None
@@ -40,7 +40,7 @@ class Entered(NamedTuple):
 
 
 class PackedStep:
-    """One pass through our kernels. `rotations`: of each token, for the kinds of rotary positions that there are."""
+    """A pass with fused kernels. `rotations` contains the rotation of each token for each RoPE."""
 
     fuses = True
 
@@ -83,7 +83,7 @@ def table_of(rotation: Rotation) -> Tensor:
 
 
 def fused_layer(layer: "EncoderLayer", x_TD: Tensor, step: Step) -> Tensor:
-    """Where norms stand behind the parts they add on the way."""
+    """Post-norm layer: norms are fused with the preceding residual additions."""
 
     def computed(part: Sublayer, x_TD: Tensor) -> Tensor:
         return cast(Tensor, part.fused(Entered(x_TD), step))

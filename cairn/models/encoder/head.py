@@ -57,7 +57,7 @@ class Head(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of what comes out; 0: of the model's own states."""
+        """Width of the output; 0 for the model's hidden states."""
         return self.layers[-1].weight_ND.shape[0] if self.layers else 0
 
     def __call__(self, x_BD: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Head(NamedTuple):
 
 
 def classifier_head(spec: EncoderSpec, tensors: TensorSource) -> Head:
-    """Of an encoder with a `classifier`."""
+    """Head of an encoder with a `classifier`."""
     family = spec.shape.family
     take = _Taker(tensors)
     if family == "roberta":
@@ -87,7 +87,7 @@ def classifier_head(spec: EncoderSpec, tensors: TensorSource) -> Head:
 
 
 def decoder_head(tensors: TensorSource) -> Head:
-    """Of a decoder with `ForSequenceClassification` in its architecture."""
+    """Head of a decoder with `ForSequenceClassification` in its architecture."""
     return Head([_Taker(tensors).dense("score")])
 
 
@@ -116,7 +116,7 @@ def dense_module(folder: Path) -> Dense:
 
 
 def probabilities(classifier: Classifier, logits_BL: Tensor) -> Tensor:
-    """Of labels: a softmax where one of several is right, else each by itself."""
+    """Probabilities of labels: softmax for a single label, sigmoid for independent labels."""
     if classifier.problem == "single_label_classification":
         return logits_BL.softmax(-1)
     return logits_BL.sigmoid() if classifier.problem != "regression" else logits_BL

@@ -77,7 +77,7 @@ def source_of(family: str, slot: str) -> Source:
 
 
 def prefix_of(tensors: TensorSource, family: str) -> str:
-    """What stands before the names of the encoder itself."""
+    """Prefix of the encoder's tensor names."""
     embedding = source_of(family, "embedding.weight").tensor
     present = set(tensors.names())
     matching = next((prefix for prefix in PREFIXES if prefix + embedding in present), None)
@@ -90,7 +90,7 @@ def prefix_of(tensors: TensorSource, family: str) -> str:
 
 
 def _locate(spec: EncoderSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
-    """Where each slot's tensor is; refuses a checkpoint that has too little or too much."""
+    """Source tensor of each slot; missing or unexpected tensors raise."""
     family, present = spec.shape.family, set(tensors.names())
     prefix = prefix_of(tensors, family)
     where = {}

@@ -38,7 +38,7 @@ class TextEncoder(Protocol):
 
 
 class LayerNorm(Holder):
-    """By mean and variance; ModernBERT's has no bias."""
+    """Layer norm with an optional bias, which ModernBERT lacks."""
 
     def __init__(self, build: Build, width: int, eps: float, bias: bool) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
 
     @property
     def forms(self) -> list[EncoderLayers]:
-        """What holds weights besides the parameters."""
+        """Weights that are stored outside of the parameters."""
         return [] if self.compiled is None else [self.compiled]
 
     def forward(
@@ -143,7 +143,7 @@ class Encoder(nn.Module):
 def packed_step(
     x_TD: Tensor, attend: Attend, shape: ModelSpec, rotations: dict[Rope, Rotation]
 ) -> Step:
-    """By our kernels where they run and no gradients are needed; else by torch."""
+    """Step with fused kernels if they are available and no gradients are needed, else with torch."""
     if not x_TD.is_cuda or x_TD.dtype == torch.float32 or torch.is_grad_enabled():
         return PlainStep(attend, rotations)
     from cairn.models.encoder.gpu_form import PackedStep

@@ -56,7 +56,7 @@ class OpenEncoder(OpenModel):
 
 
 def open_encoder(name: str) -> OpenEncoder | None:
-    """None: this is no text encoder."""
+    """Open a text encoder; None for other models."""
     if name.startswith(RANDOM):
         return None
     folder = resolve(name)

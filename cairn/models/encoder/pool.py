@@ -1,4 +1,4 @@
-"""One vector for each of several packed texts, on the device: [T, D] -> [B, D], in float32."""
+"""Pooling of packed texts on the device: [T, D] -> [B, D], in float32."""
 
 from collections.abc import Sequence
 

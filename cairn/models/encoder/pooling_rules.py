@@ -1,4 +1,4 @@
-"""How a model's hidden states become one vector: what the files beside its weights say about that.
+"""Pooling rules from the configuration files of a sentence-embedding model.
 
     modules.json                       the chain: Transformer, Pooling, Dense, Normalize
     1_Pooling/config.json              mean, cls, last token, max
@@ -51,7 +51,7 @@ class PoolingRules(msgspec.Struct, frozen=True):
 
 
 def read_pooling_rules(folder: Path) -> PoolingRules:
-    """Of a model folder; a GGUF file and a folder without modules.json have the defaults."""
+    """Read the rules of a model folder; a GGUF file or a folder without modules.json has the defaults."""
     if not (folder / "modules.json").is_file():
         return PoolingRules(context=_context(folder))
     prompts, default = _prompts(folder)

@@ -1,4 +1,4 @@
-"""What shape is this text encoder?
+"""Specification of a text encoder.
 
 An encoder reads a whole text at once: every token sees the tokens on both sides, and nothing is generated. Its sizes,
 counts and rotary positions are those of a `ModelSpec`; here stands what a decoder does not have. No torch, no files.

@@ -55,7 +55,7 @@ def encode_pairs(
 
 
 def _cut(ids: list[int], special: Sequence[int], most: int | None, first: int) -> list[int]:
-    """At most so many ids: those before `first` and the special tokens at the end stay."""
+    """Truncate to at most `most` ids; those before `first` and the special tokens at the end are kept."""
     if most is None or len(ids) <= most:
         return ids
     tail = next((n for n, is_special in enumerate(reversed(special)) if not is_special), 0)

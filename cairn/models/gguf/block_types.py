@@ -1,4 +1,4 @@
-"""How ggml stores numbers: its types by their code, as a GGUF file has it.
+"""Tensor types of ggml by their code in GGUF files.
 
 A table of our own: the `gguf` package, which has the same one, takes 0.1 s to import and is needed only to dequantise.
 """

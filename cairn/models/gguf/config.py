@@ -1,4 +1,4 @@
-"""Which Hugging Face config.json says the same as a GGUF file's metadata?
+"""Conversion of GGUF metadata to the equivalent Hugging Face config.json.
 
 One function per architecture, here, in `sparse_config` (experts) and in `recurrent_config` (states); defaults are those
 of llama.cpp, which wrote the file. `Keys` refuses what no function reads. This module reads no weights.
@@ -212,7 +212,7 @@ def _glm4(keys: Keys) -> Config:
 
 
 def _exaone4(keys: Keys) -> Config:
-    """Without windows all layers have positions; with them only layers that have one."""
+    """EXAONE 4: all layers have RoPE without windows; with windows only the windowed layers have it."""
     window = keys.optional_integer("attention.sliding_window")
     config = decoder(keys, "exaone4") | {"hidden_act": "silu"}
     return config | windows(keys, window, period=4)

@@ -1,4 +1,4 @@
-"""What architectures of GGUF files have in common: sizes of a decoder, windows, rotary positions.
+"""Fields shared by GGUF architectures: decoder sizes, windows, RoPE.
 
 Defaults are those of llama.cpp, which wrote the file. `config` has what each architecture says besides.
 """
@@ -184,7 +184,7 @@ def _llama3_scaling(keys: Keys, theta: float, head_dim: int) -> Config | None:
 
 
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
-    """By how much each rotary frequency is divided: short waves not, long ones by `factor`."""
+    """Divisor of each rotary frequency under Llama 3 scaling: 1 for short wavelengths, `factor` for long ones."""
     low, high, original = 1.0, 4.0, 8192
     factors = []
     for index in range(head_dim // 2):

@@ -14,7 +14,7 @@ Tiled = Literal["rows", "behind_keys", "columns"]
 
 
 class Naming(msgspec.Struct, frozen=True):
-    """One family's names: of the model, of a layer (behind `layer`), and of an expert."""
+    """Tensor names of a family: of the model, of a layer (after `layer`), and of an expert."""
 
     model: dict[str, str]
     layer: str

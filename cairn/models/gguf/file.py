@@ -1,4 +1,4 @@
-"""How is a GGUF file read as if it were a Hugging Face checkpoint?
+"""GGUF file presented as a Hugging Face checkpoint.
 
 The same names, shapes and values as the checkpoint that was converted, and its config.json, so that
 nothing above this file knows about GGUF. The file is mapped, not read: opening costs the header, a
@@ -54,7 +54,7 @@ class GGUFFile:
         self._sources = hf_sources(self._header, self._config)
 
     def config(self) -> dict[str, object]:
-        """What config.json would say."""
+        """The equivalent config.json."""
         return dict(self._config)
 
     def names(self) -> list[str]:
@@ -64,12 +64,12 @@ class GGUFFile:
         return self._source(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of what `tensor` returns: as stored, or `dequantize_to` where it is quantised."""
+        """Dtype that `tensor` returns: as stored, or `dequantize_to` for quantised tensors."""
         block = self._source(name).stored.block
         return _UNQUANTISED.get(block.name, self._dequantize_to)
 
     def bits(self, name: str) -> float:
-        """Of a value as stored, scales included: 4.5 for Q4_0."""
+        """Stored bits per value including scales: 4.5 for Q4_0."""
         block = self._source(name).stored.block
         return 8 * block.size_bytes / block.elements
 
@@ -92,7 +92,7 @@ class GGUFFile:
         return join_latent(values, rest)
 
     def has_blocks(self, name: str) -> bool:
-        """Whether this tensor is a matrix in blocks that a CPU multiplies with."""
+        """Return whether this tensor is a matrix in a block format with a CPU matmul."""
         source = self._source(name)
         known = source.stored.block.name in TYPES
         return source.in_rows and len(source.shape) == 2 and known
@@ -109,7 +109,7 @@ class GGUFFile:
         return Blocks(source.stored.block.name, values, columns, mapped=kept)
 
     def planes_shape(self, name: str) -> PlanesShape | None:
-        """Of a matrix that can stay as it is stored; None: it is dequantised."""
+        """Shape of a matrix that can stay packed; None if it is dequantised."""
         source = self._source(name)
         block = source.stored.block
         kept = source.in_rows and len(source.shape) == 2
@@ -129,7 +129,7 @@ class GGUFFile:
         return rows_in_order(planes, order_N.to(device))
 
     def source(self, name: str) -> Source:
-        """Where the file holds a tensor, and what llama.cpp has changed of it."""
+        """Source of a tensor: its location, and the transformation that llama.cpp applied."""
         return self._source(name)
 
     def take_metadata(self) -> Mapping[str, object]:
@@ -182,7 +182,7 @@ class GGUFFile:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, size)
 
     def _rope_factors(self) -> dict[str, list[float]]:
-        """By the name of their tensor: what frequencies are divided by is part of the config."""
+        """RoPE frequency factors by tensor name; they become part of the config."""
         return {name: self._factors(name) for name in ROPE_FACTORS if name in self._header.tensors}
 
     def _factors(self, name: str) -> list[float]:
@@ -210,7 +210,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _refuse_unreadable(header: Header) -> None:
-    """Before anything is loaded: each type in the file has to be one that can be turned back."""
+    """Check before loading that every tensor type in the file can be dequantised."""
     first_with: dict[BlockType, StoredTensor] = {}
     for stored in header.tensors.values():
         first_with.setdefault(stored.block, stored)

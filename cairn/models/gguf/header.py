@@ -1,4 +1,4 @@
-"""What does a GGUF file hold, and where in the file does each tensor lie?
+"""Header of a GGUF file: metadata, and the type and offset of each tensor.
 
 Parses the container alone and trusts nothing in it: every length is compared with what is left of
 the file before it is used, so a damaged file costs an error, never a hang or a large allocation. It
@@ -92,7 +92,7 @@ class _Cursor:
         return number
 
     def count(self, what: str, least_bytes: int) -> int:
-        """How many things follow; each takes at least so many bytes, which have to be there."""
+        """Read a count and check that the file has at least `least_bytes` for each item."""
         number = self.integer(_U64, f"the number of {what}")
         self.require(number * least_bytes, f"{number} {what}")
         if number > _MOST_ITEMS:

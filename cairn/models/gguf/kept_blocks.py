@@ -1,4 +1,4 @@
-"""Which linear maps of a model keep the blocks of a GGUF file as their weights, and what is left to load.
+"""Selection of linear maps that keep the blocks of a GGUF file as weights, and of the tensors left to load.
 
 A map keeps them if all of its matrices are whole, quantised in a type that the CPU's kernels multiply with, and not
 split over ranks. Rows that llama.cpp has put in another order are copied into the model's order; all others stay where
@@ -21,7 +21,7 @@ from cairn.models.transformer import Transformer
 @runtime_checkable
 class HasBlocks(Protocol):
     def has_blocks(self, name: str) -> bool:
-        """Whether this tensor is a matrix in blocks that a CPU multiplies with."""
+        """Return whether this tensor is a matrix in a block format with a CPU matmul."""
         ...
 
     def blocks(self, name: str) -> Blocks: ...
@@ -34,7 +34,7 @@ class KeptMap(NamedTuple):
 
 
 def kept_maps(model: Transformer, where: Mapping[str, Source], tensors: HasBlocks) -> list[KeptMap]:
-    """In float32 on a CPU, of a model that is not split."""
+    """Maps that keep their blocks: float32 models on a CPU without tensor parallelism."""
     if model.build.shards.size > 1 or model.build.dtype != torch.float32 or no_kernels():
         return []
     found = [_kept(path, part, where, tensors) for path, part in _maps(model)]
@@ -44,7 +44,7 @@ def kept_maps(model: Transformer, where: Mapping[str, Source], tensors: HasBlock
 def give_blocks(
     kept: list[KeptMap], tensors: HasBlocks, progress: Callable[[int], None] = lambda done: None
 ) -> None:
-    """After the biases are loaded, which a form takes along."""
+    """Attach the blocks; biases must be loaded before because a form includes them."""
     for part, names, _ in kept:
         values = sum(weight.nbytes for weight in part.matrices())
         part.take(BlocksForm([tensors.blocks(name) for name in names]))

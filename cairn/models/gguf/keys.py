@@ -1,4 +1,4 @@
-"""What does a GGUF file say about its architecture, and has all of it been understood?
+"""Typed access to GGUF metadata that tracks unread keys.
 
 Reading a key is understanding it: a key of the architecture that was not read is an error, because
 it could change the computation. Keys of other namespaces (general, tokenizer, quantize, a
@@ -47,12 +47,12 @@ class Keys:
         self._unread = dict(self._values)
 
     def raw(self, key: str) -> object:
-        """None: the key is absent."""
+        """The value of a key, or None if it is absent."""
         self._unread.pop(key, None)
         return self._values.get(key)
 
     def value(self, key: str) -> object:
-        """As `raw`, but a list with one value per layer becomes that value."""
+        """The value of a key; a list with equal values for all layers becomes that value."""
         value = self.raw(key)
         if not isinstance(value, list):
             return value
@@ -115,7 +115,7 @@ class Keys:
         return self._embedding_shape()[0]
 
     def layers(self) -> int:
-        """Of the decoder: those behind them that predict further tokens are not counted, and a file may lack them."""
+        """Number of decoder layers without MTP layers, which follow them and may be missing from the file."""
         layers = self.integer("block_count")
         further = self.optional_integer("nextn_predict_layers") or 0
         if further >= layers:
@@ -126,7 +126,7 @@ class Keys:
         return layers - further
 
     def dense_layers(self) -> int:
-        """How many of the first layers have no experts."""
+        """Number of leading layers without experts."""
         first, layers = self.optional_integer("leading_dense_block_count") or 0, self.layers()
         if first > layers:
             raise self.bad(

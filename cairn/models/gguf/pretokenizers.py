@@ -1,4 +1,4 @@
-"""How text is cut into words before byte-pair merging, by the name a GGUF file gives it.
+"""Pre-tokenizers by their names in GGUF files.
 
 GGUF stores a byte-level vocabulary and its merges, but the way words are cut only as a name in tokenizer.ggml.pre.
 These are the published patterns behind the names. A wrong one gives wrong ids without any error, so a name that is

@@ -1,4 +1,4 @@
-"""Which config.json says the same as the metadata of a GGUF file whose layers keep states beside keys and values?
+"""Conversion of GGUF metadata of recurrent and hybrid models to config.json.
 
 One function per architecture, as in `config`.
 """

@@ -1,4 +1,4 @@
-"""Which config.json says the same as the metadata of a GGUF file whose model has experts?
+"""Conversion of GGUF metadata of mixture-of-experts models to config.json.
 
 One function per architecture, as in `config`.
 """
@@ -45,7 +45,7 @@ def sigmoid_gate(keys: Keys) -> None:
 
 
 def _shared_and_routed(keys: Keys) -> Config:
-    """In DeepSeek's words, which GLM and dots.llm1 use as well."""
+    """Expert fields with DeepSeek's names, which GLM and dots.llm1 also use."""
     return {
         "hidden_act": "silu",
         "n_routed_experts": keys.integer("expert_count"),

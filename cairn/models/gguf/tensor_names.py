@@ -1,4 +1,4 @@
-"""Which tensor of a GGUF file is which of the Hugging Face checkpoint, and what was done to it?
+"""Mapping from GGUF tensors to Hugging Face tensors, with their transformations.
 
 llama.cpp renames tensors, stacks experts and changes some values on the way in. Here is the way
 back, by the tables of `family_names`: for each name a `Source`, one stored tensor or a slice of it and the
@@ -18,7 +18,7 @@ from cairn.models.gguf.value_transforms import Change, Tiles
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a tensor of the Hugging Face checkpoint comes from."""
+    """Source of a Hugging Face tensor in the GGUF file."""
 
     stored: StoredTensor
     start: int  # byte in the file
@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def in_rows(self) -> bool:
-        """Whether the stored rows, still quantised, are the tensor's but for their order."""
+        """Return whether the quantised rows equal the tensor's rows up to their order."""
         return self.joined is None and self.change.moves_rows_only
 
 
@@ -50,7 +50,7 @@ _STORED_NAME = re.compile(
 
 
 def hf_sources(header: Header, config: dict[str, object]) -> dict[str, Source]:
-    """By the names that the checkpoint of `config` has on the Hub, in the order of the file."""
+    """Sources by Hugging Face tensor name, in file order."""
     naming = NAMINGS[str(config["model_type"])]
     sources: dict[str, Source] = {}
     for stored in header.tensors.values():
@@ -99,7 +99,7 @@ def _translate(
 
 
 def _layers_in_file(header: Header) -> int:
-    """With those that predict further tokens, which stand behind the decoder's own and are left out."""
+    """Number of layers in the file, including the trailing MTP layers, which are ignored."""
     return _count(header.metadata, f"{header.metadata['general.architecture']}.block_count")
 
 
@@ -157,7 +157,7 @@ def _whole(
 
 
 def _tiles(config: dict[str, object], part: str) -> Tiles | None:
-    """None: as many key heads as value heads, whose order is the same either way."""
+    """Head tiling; None if there are as many key heads as value heads, whose order is then equal."""
     keys, values = _key_heads(config), _count(config, "linear_num_value_heads")
     if keys == values:
         return None

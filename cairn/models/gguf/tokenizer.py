@@ -1,4 +1,4 @@
-"""Which tokenizer a GGUF file carries in its metadata.
+"""Tokenizer from the metadata of a GGUF file.
 
 Builds the `tokenizers` object that gives the same ids as the file's original. Two families: byte-level BPE ("gpt2": the
 merges are in the file, the way words are cut only by name) and SentencePiece BPE ("llama": the merges follow from the
@@ -232,7 +232,7 @@ def _special_tokens(metadata: Metadata, tokens: list[str], types: list[int]) -> 
 def _set_template(
     backend: tokenizers.Tokenizer, metadata: Metadata, special: SpecialTokens, add_bos: bool
 ) -> None:
-    """What `encode` puts around a text."""
+    """Set the special tokens that `encode` adds to a text."""
     around = {"bos": None, "eos": None}
     if _get(metadata, "add_bos_token", bool, add_bos):
         around["bos"] = special.bos_id

@@ -1,4 +1,4 @@
-"""What does llama.cpp change about the values of a tensor, and how is that undone?
+"""Transformations that llama.cpp applies to tensor values, and their inverses.
 
 Each change stands here in both directions: `undo` for reading a file, `redo` for writing one. A `Change` says what was
 done; sizes that it needs (heads, groups) come with it. This module knows neither names nor files.
@@ -43,7 +43,7 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def moves_rows_only(self) -> bool:
-        """Whether rows that are still quantised can be put back in order."""
+        """Return whether the transformation can be undone on quantised rows."""
         in_rows = self.tiles is None or self.tiles.along == "rows"
         return self.kind in ("none", "rotary_rows") and in_rows
 
@@ -52,7 +52,7 @@ class Change(msgspec.Struct, frozen=True):
         return self.kind == "none" and self.tiles is None
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the tensor on the Hub."""
+        """Shape of the Hugging Face tensor."""
         if self.kind == "one_channel":
             return (stored[0], 1, *stored[1:])
         if self.kind == "one_row":
@@ -61,7 +61,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def undo(change: Change, values: Tensor) -> Tensor:
-    """What the Hub has, of what the file has."""
+    """Convert from the GGUF values to the Hugging Face values."""
     if change.tiles is not None:
         values = _move_heads(values, change.tiles, back=True)
     if change.kind == "rotary_rows":
@@ -79,7 +79,7 @@ def undo(change: Change, values: Tensor) -> Tensor:
 
 
 def redo(change: Change, values: Tensor) -> Tensor:
-    """What the file has, of what the Hub has."""
+    """Convert from the Hugging Face values to the GGUF values."""
     if change.kind == "transposed":
         raise ConfigError(
             "gpt2 models are not written as GGUF", hint="use a model of another family"

@@ -106,7 +106,7 @@ def _copy_metadata(reader: Any, writer: Any, scheme: str) -> None:
 
 
 def _copy_rope_tensors(reader: Any, writer: Any) -> None:
-    """What rotary frequencies are divided by: a file says it as tensors, which are no weights of the model."""
+    """Copy the RoPE frequency factors, which a file stores as tensors although they are not weights."""
     for tensor in reader.tensors:
         if tensor.name in ROPE_FACTORS:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)

@@ -36,7 +36,7 @@ TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 
 
 class BlocksForm(AnyRows):
-    """One map, or several of one input side by side."""
+    """Packed form of one linear map, or of several maps with the same input."""
 
     def __init__(self, blocks: Sequence[Blocks]) -> None:
         self.matrix = PackedMatrix(blocks)
@@ -76,7 +76,7 @@ class BlocksForm(AnyRows):
         return y_MN if onto_MN is None else onto_MN.add_(y_MN)
 
     def tiled(self, x_MK: Tensor) -> Tensor:
-        """In float32, one tile of the weights after another."""
+        """Compute in float32, one tile of dequantised weights at a time."""
         x_MK, columns = x_MK.contiguous(), self.matrix.columns
         y_MN = x_MK.new_empty(len(x_MK), self.matrix.outputs)
         most = max(1, TILE_VALUES // columns)

@@ -27,7 +27,7 @@ Entering: TypeAlias = "Tensor | Quantized"
 
 
 class Kernels(NamedTuple):
-    """Which of our GPU kernels may compute a product; they have no gradients."""
+    """GPU kernels that may compute a matmul; they have no gradients."""
 
     # One tile for any number of rows, so that a row's result depends on it alone.
     invariant: bool = False
@@ -36,7 +36,7 @@ class Kernels(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What a product does with its result."""
+    """Epilogue of a matmul."""
 
     gate: Gate | None = None  # the activation to apply
     onto_MN: Tensor | None = None  # the residual that the result is added to next
@@ -55,7 +55,7 @@ class Form(Protocol):
     def nbytes(self) -> int: ...
 
     def covers(self, rows: int) -> bool:
-        """Whether this form multiplies so many rows; if not, the parameters do."""
+        """Return whether this form supports so many rows; otherwise the parameters are used."""
         ...
 
     def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Product: ...
@@ -66,7 +66,7 @@ class Form(Protocol):
 
 
 class AnyRows:
-    """What most forms answer: they multiply any number of rows, and have no product with another matrix besides."""
+    """Defaults of most forms: any number of rows, and no fused norm."""
 
     def covers(self, rows: int) -> bool:
         return True
@@ -94,7 +94,7 @@ class Fp8Form(Protocol):
     """A form that multiplies activations in float8, and would rather not quantise them in a kernel of its own."""
 
     def quantizes(self, rows: int, kernels: Kernels) -> bool:
-        """Whether a product of so many rows takes its input as float8 rows."""
+        """Return whether a matmul with so many rows takes its input as float8 rows."""
         ...
 
 

@@ -17,7 +17,7 @@ from cairn.models.quantized.planes import Planes
 
 
 class Fp8Planes(Fp8Rows):
-    """With one scale for each row, or for all of them."""
+    """FP8 weights with one scale for each row or for the tensor."""
 
     def __init__(self, planes: Planes) -> None:
         rows = planes.shape[0]
@@ -36,7 +36,7 @@ class Fp8Planes(Fp8Rows):
 
 
 class Fp8Blocks(Fp8Rows):
-    """With a scale for each block of 128 x 128."""
+    """FP8 weights with a scale for each block of 128 x 128."""
 
     def __init__(self, planes: Planes) -> None:
         scales = planes.scales.float().contiguous()

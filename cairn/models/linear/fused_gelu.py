@@ -22,7 +22,7 @@ class FusedGelu:
 
 
 def has_fused_gelu(weight: Tensor) -> bool:
-    """Whether products with such a weight can be fused here."""
+    """Return whether matmuls with such a weight can be fused with GELU."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32

@@ -65,7 +65,7 @@ class Weights(nn.Module):
 
 
 class Linear(Holder):
-    """What all linear maps have: a form of their weights, an addend, and one way to multiply."""
+    """Base of all linear maps: weights in a form, an optional addend, one matmul entry point."""
 
     form: Form | None = None  # None: the parameters, in floating point
     form_bias: Tensor | None = None  # the biases of all parts side by side, for the form
@@ -103,7 +103,7 @@ class Linear(Holder):
         return sum(rows for rows, _ in shapes), shapes[0][1]
 
     def read_bytes(self) -> int:
-        """What one product with one row reads."""
+        """Bytes that a matmul with one row reads."""
         if self.form is not None and self.form.covers(1):
             return self.form.nbytes
         return sum(weight.nbytes for weight in self.matrices())
@@ -116,7 +116,7 @@ class Linear(Holder):
             owner.weight = nn.Parameter(blank, requires_grad=False)
 
     def quantizes(self, rows: int, kernels: Kernels) -> bool:
-        """Whether a product of so many rows takes its input as float8 rows."""
+        """Return whether a matmul with so many rows takes its input as float8 rows."""
         form = self.form
         return isinstance(form, Fp8Form) and self.addend is None and form.quantizes(rows, kernels)
 
@@ -247,7 +247,7 @@ class Rows(Linear):
 
 
 class Vocabulary(Linear):
-    """One row per token. Ranks hold equally many rows; those beyond the vocabulary are zero and never looked up."""
+    """Embedding and LM head. Ranks hold equally many rows; rows beyond the vocabulary are zero and never looked up."""
 
     lookup_addend: Addend | None = None  # tokens [T] -> [T, D]
     lookup: HasRows | None = None  # where rows are read, if not in the form that multiplies
@@ -311,7 +311,7 @@ def linears(model: nn.Module) -> Iterator[Linear]:
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Of all weights as they lie in memory: tied ones once, and those that were given back not at all."""
+    """Bytes of all weights in memory; tied weights count once and released ones do not count."""
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
     by_address = {storage.data_ptr(): storage.nbytes() for storage in storages}
     by_address.pop(0, None)  # the meta device

@@ -218,7 +218,7 @@ def _at_least(count: int, outliers_O: Tensor, columns: int) -> Tensor:
 
 
 def row_scales(weight_NK: Tensor, in_pairs: bool) -> Tensor:
-    """Of a level of each row. `in_pairs`: two neighbours times the largest digit have to fit into 16 bits."""
+    """Scale of each row. `in_pairs`: the sum of two neighbouring products must fit into 16 bits."""
     scale_N = weight_NK.abs().amax(-1) / INT8_MOST
     if in_pairs:
         even_NP = weight_NK[:, ::2]
@@ -229,7 +229,7 @@ def row_scales(weight_NK: Tensor, in_pairs: bool) -> Tensor:
 
 
 def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
-    """In place: the result is not shared yet."""
+    """Apply bias and epilogue in place, because the result is not shared yet."""
     if bias_N is not None:
         y_MN.add_(bias_N)
     return y_MN if epilogue.gate is None else epilogue.gate.in_place(y_MN)
@@ -237,7 +237,7 @@ def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor
 
 @lru_cache(maxsize=1)
 def int8_engine() -> str | None:
-    """Which of torch's libraries multiplies 8-bit integers here, and rightly."""
+    """The quantised engine of torch that multiplies 8-bit integers correctly on this machine, or None."""
     wanted = ("onednn", "qnnpack") if ON_ARM else ("x86", "fbgemm", "onednn")
     present = torch.backends.quantized.supported_engines
     return next((name for name in wanted if name in present and _is_right(name)), None)
@@ -265,7 +265,7 @@ def _quantised(level_NK: Tensor, scale_N: Tensor) -> Tensor:
 
 
 def _packed(quantised_NK: Tensor, engine: str | None) -> Any:
-    """As this library of torch wants it."""
+    """Weights packed for a quantised engine of torch."""
     with _engine(engine), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.ops.quantized.linear_prepack(quantised_NK, None)

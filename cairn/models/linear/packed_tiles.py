@@ -162,7 +162,7 @@ def _weights(planes: Planes) -> PackedWeights:
 
 
 def shifts_around_8(planes: Planes, scales_NG: Tensor) -> Tensor | None:
-    """What is added to scale * (level - 8); None: 0."""
+    """Shift added to scale * (level - 8); None for 0."""
     shifts_NG = 0.0 if planes.shifts is None else planes.shifts.float()
     around_NG = shifts_NG + 8 * scales_NG
     symmetric = bool((around_NG.abs() <= 1e-5 * scales_NG.abs()).all())

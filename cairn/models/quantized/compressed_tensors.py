@@ -66,7 +66,7 @@ def packed_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
 
 
 def _true_shape(stored: Stored, scheme: Scheme) -> tuple[int, int]:
-    """Of the matrix: the last word of a row may have values that are no weights."""
+    """Shape of the matrix; the last word of a row may contain padding."""
     rows, words = stored.matrix("weight_packed")
     shape = stored.tensor("weight_shape").tolist()
     if len(shape) != 2 or shape[0] != rows or words_for(shape[1], scheme.bits) != words:
@@ -117,7 +117,7 @@ def eight_bit_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
 
 
 def scale_shape(shape: tuple[int, int], scheme: Scheme) -> tuple[int, ...]:
-    """By tensor, row, group or block."""
+    """Shape of the scales: by tensor, row, group or block."""
     rows, columns = shape
     if scheme.block_rows == 0:
         return ONE

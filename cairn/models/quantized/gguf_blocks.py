@@ -109,7 +109,7 @@ def _bits(raw_B4: Tensor) -> Tensor:
 
 
 def _k_nibbles(raw_BH: Tensor) -> Tensor:
-    """Of each 32 bytes the low nibbles are one group and the high nibbles the next."""
+    """Unpack nibbles: the low nibbles of each 32 bytes are one group, the high nibbles the next."""
     raw_BPV = raw_BH.unflatten(1, (K_GROUPS // 2, 32))
     return torch.cat((raw_BPV & 15, raw_BPV >> 4), 2).flatten(1)
 

@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 
 def packed_maps(model: Transformer, where: Where, tensors: QuantizedSource) -> list[Kept]:
-    """Which maps keep their planes; refuses shapes and cuts that do not fit, from headers alone."""
+    """Maps that stay packed; checks shapes and tensor-parallel cuts from headers alone."""
     paths = {module: path for path, module in model.named_modules()}
     kept = []
     for part in linears(model):
@@ -87,7 +87,7 @@ def give_forms(
 def dequantised_note(
     slots: list[Slot], where: Where, tensors: QuantizedSource, itemsize: int
 ) -> str | None:
-    """Which of the slots, all of which become parameters, are quantised in the file."""
+    """Describe the slots that are quantised in the file but dequantised at load."""
     others = [s for s in slots if tensors.bits(where[s.name].tensor) < FLOAT_BITS]
     if not others:
         return None
@@ -117,7 +117,7 @@ def _whole(part: Linear) -> bool:
 
 
 def _stays(slot: Slot, place: Source, tensors: QuantizedSource) -> bool:
-    """Whether a matrix of the map may stay as it is stored."""
+    """Return whether a matrix of the map can stay packed."""
     known = tensors.planes_shape(place.tensor)
     if not place.is_whole:
         return False

@@ -52,7 +52,7 @@ def packed_experts(
 
 
 def stays_packed(device: torch.device | str, float_bytes: int) -> bool:
-    """Whether floats of so many bytes would leave too little of a GPU to the rest."""
+    """Return whether experts stay packed because their dequantised size would fill the GPU."""
     if torch.device(device).type != "cuda":
         return False
     free = free_bytes(str(device))

@@ -22,7 +22,7 @@ from cairn.models.linear.maps import Columns, Linear, Rows
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix [N, K] and where its values are."""
+    """A matrix [N, K] and the slots that contain its values."""
 
     name: str  # layers.0.attention.qkv
     slots: tuple[str, ...]  # tensors that its rows are, in order
@@ -54,7 +54,7 @@ class Matrix:
 
 
 def matrices_of(layer: Any, number: int) -> list[Matrix]:
-    """Of one layer of a model, in the order in which a token meets them."""
+    """Matrices of a layer in execution order."""
     prefix = f"layers.{number}"
     if not isinstance(layer.attention, Attention):
         raise UnsupportedModel(

@@ -32,7 +32,7 @@ def check(name: str, blocks: tuple[int, ...], scales: tuple[int, ...]) -> tuple[
 
 
 def planes(blocks_RGB: Tensor, scales_RG: Tensor, name: str) -> Planes:
-    """Of rows of one expert."""
+    """Planes of rows of an expert."""
     return Planes(
         "mxfp4", nibbles(blocks_RGB.flatten(1)), powers_of_two(scales_RG, name), None, GROUP
     )

@@ -24,7 +24,7 @@ SMALLEST_E4M3 = 2.0**-9
 
 @dataclass(frozen=True)
 class Grid:
-    """Which levels there are, and how many weights share a scale."""
+    """Quantization grid: its levels and the number of weights per scale."""
 
     kind: Kind
     group: int = 0  # columns that share a scale; 0: all of a row
@@ -157,7 +157,7 @@ def nearest_levels(w: Tensor, scale: Tensor, shift: Tensor | None, grid: Grid) -
 
 
 def rounded_activations(x_MK: Tensor, grid: Grid) -> Tensor:
-    """What a product with this grid reads of x: rounded to 8 bits by token or by group of columns, or x itself."""
+    """Input of a matmul with this grid: x rounded to 8 bits by token or by group of columns, or x itself."""
     if grid.activations == "float":
         return x_MK
     wide = x_MK.float()
@@ -168,7 +168,7 @@ def rounded_activations(x_MK: Tensor, grid: Grid) -> Tensor:
 
 
 def spread_steps(plane: Tensor, grid: Grid, rows: int, columns: int) -> Tensor:
-    """One value for every weight, or for every row where a row shares them."""
+    """Expand a plane to one value for each weight, or for each row if a row shares one."""
     wide = plane if grid.block_rows == 1 else plane.repeat_interleave(grid.block_rows, 0)[:rows]
     group = grid.group or columns
     return wide if group >= columns else wide.repeat_interleave(group, 1)[:, :columns]
@@ -204,7 +204,7 @@ def _blocks(w_NK: Tensor, grid: Grid) -> Tensor:
 
 
 def _storable(scales: Tensor, stored: torch.dtype) -> Tensor:
-    """As the file has them; a group of zeros gets scale 1."""
+    """Scales rounded to the stored dtype; a group of zeros gets scale 1."""
     tiny = torch.finfo(stored).tiny
     return torch.where(scales > 0, scales.clamp(min=tiny), 1.0).to(stored).float()
 

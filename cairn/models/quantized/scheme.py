@@ -1,4 +1,4 @@
-"""How is each matrix of a checkpoint stored? What `quantization_config` of config.json says, module by module.
+"""Quantization scheme of each module, read from `quantization_config` in config.json.
 
     quantization_of(config) -> Quantization       .scheme("model.layers.0.mlp.up_proj") -> Scheme or None
 
@@ -39,7 +39,7 @@ ALIASES = {
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """How one matrix [N, K] is stored."""
+    """Storage scheme of a matrix [N, K]."""
 
     format: Format
     bits: int = 4
@@ -49,7 +49,7 @@ class Scheme(msgspec.Struct, frozen=True):
     activations: Activations = "float"
 
     def weight_bits(self) -> float:
-        """Of a weight in the file, scales included."""
+        """Stored bits per weight including scales."""
         each = (
             8 if self.format in ("nvfp4-pack-quantized", "modelopt-nvfp4") or self._is_mx() else 16
         )
@@ -82,7 +82,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Quantization(msgspec.Struct, frozen=True):
-    """What a checkpoint says about its matrices."""
+    """Quantization of a checkpoint: rules that assign schemes to modules."""
 
     method: str  # as `--quantization` calls it
     rules: tuple[Rule, ...]
@@ -92,13 +92,13 @@ class Quantization(msgspec.Struct, frozen=True):
         return next((rule.scheme for rule in self.rules if rule.matches(module)), None)
 
     def bits(self) -> float:
-        """Of a weight of most matrices in the file, scales included."""
+        """Stored bits per weight of most matrices, including scales."""
         every = [rule.scheme.weight_bits() for rule in self.rules if rule.scheme is not None]
         return every[-1] if every else 16.0
 
 
 def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
-    """None: the checkpoint is in floating point."""
+    """Read the quantization of a checkpoint; None for floating point."""
     stated = config.get(CONFIG) or config.get("compression_config")
     if stated is None:
         return None

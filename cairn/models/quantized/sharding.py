@@ -32,7 +32,7 @@ def cut_rows(planes: Planes, start: int, stop: int) -> Planes:
 
 
 def cut_columns(planes: Planes, start: int, stop: int) -> Planes:
-    """Of columns with an order of their own there is no such cut: `obstacle` says so first."""
+    """Planes of a range of columns. Columns in activation order cannot be cut; `obstacle` reports that first."""
     columns, group = planes.shape[1], planes.group
     if start == 0 and stop == columns:
         return planes
@@ -105,7 +105,7 @@ def by_row(planes: Planes) -> Planes:
 
 
 def regrouped(planes: Planes, group: int) -> Planes:
-    """With smaller groups, which divide those that there are."""
+    """Repeat scales for smaller groups, which must divide the existing ones."""
     times = planes.group // group
     return replace(
         planes,

@@ -41,13 +41,13 @@ class HasPlanes(Protocol):
     """A source of tensors, some of which are quantised."""
 
     def planes_shape(self, name: str) -> "PlanesShape | None":
-        """What is known of a tensor's planes before they are read; None: it has none."""
+        """Shape of a tensor's planes from the headers; None if it has none."""
         ...
 
     def planes(self, name: str, device: Device) -> Planes: ...
 
     def bits(self, name: str) -> float:
-        """Of a weight as stored, scales included."""
+        """Stored bits per weight including scales."""
         ...
 
 
@@ -111,7 +111,7 @@ class QuantizedTensors:
         return self.float_dtype if quantised else self.files.dtype(name)
 
     def bits(self, name: str) -> float:
-        """Of a weight as stored, scales included."""
+        """Stored bits per weight including scales."""
         found = self._matrices.get(name)
         if found is not None:
             return found.scheme.weight_bits()
@@ -136,7 +136,7 @@ class QuantizedTensors:
         return READERS[matrix.scheme.format].planes(matrix.stored, matrix.scheme, device)
 
     def cache_scales(self, layers: int) -> list[tuple[float, float]] | None:
-        """For 8-bit keys and values of each layer, stored = value / scale; None: not every layer has both.
+        """Scales of an 8-bit KV cache by layer (stored = value / scale); None unless every layer has both.
 
         Of scales for each head the largest, which no head's values exceed.
         """
@@ -151,7 +151,7 @@ class QuantizedTensors:
         return known if len(known) == layers else None
 
     def _sort(self, module: str, parts: dict[str, str]) -> None:
-        """Which tensors of a module store a quantised matrix, and which are what they are."""
+        """Sort the tensors of a module into parts of a quantised matrix and plain tensors."""
         scales = {part: parts.pop(part) for part in CACHE_SCALES if part in parts}
         self._cache_scales |= {f"{module}.{part}": name for part, name in scales.items()}
         if module.endswith(".experts") and any(part.endswith("_blocks") for part in parts):
@@ -204,7 +204,7 @@ class _Expert(NamedTuple):
 
 
 def _is_ordered(stored: Stored, group: int) -> bool:
-    """Whether columns do not lie in the order of their groups; most files store the order that they lie in."""
+    """Return whether columns are not in group order; most files store an identity order."""
     part = next((part for part in ("g_idx", "weight_g_idx") if part in stored), None)
     return part is not None and column_order(stored.tensor(part).long(), group) is not None
 

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
 
 class Stored:
-    """One module's tensors by the last part of their names: weight_packed, weight_scale, ..."""
+    """Tensors of a module by the last part of their names: weight_packed, weight_scale, ..."""
 
     def __init__(self, files: TensorSource, module: str, names: Mapping[str, str]) -> None:
         self.files, self.module, self.names = files, module, names

@@ -19,7 +19,7 @@ from cairn.models.transformer import Transformer
 
 
 def stored_planes(model: Transformer, planes: Mapping[str, Planes]) -> dict[str, Planes]:
-    """By the name of the tensor that holds them."""
+    """Planes by the name of the tensor that stores them."""
     parts: dict[str, list[Planes]] = {}
     for slot, place in _places(model, planes):
         parts.setdefault(place.tensor, []).append(_as_stored(planes[slot.name], place.order))

@@ -134,7 +134,7 @@ def packed_nibbles(levels_NK: Tensor) -> Tensor:
 
 
 def quantization_config(quantized: QuantizedModel) -> dict[str, Any]:
-    """What config.json says about the weights."""
+    """`quantization_config` for config.json."""
     model, grid = quantized.model, quantized.grid
     kind = grid.kind
     group = {

@@ -42,7 +42,7 @@ class TiledSound(NamedTuple):
 
 
 class CompiledWhisper:
-    """With matrices of this type; those of the model are given back."""
+    """Compiled Whisper with matrices of a dtype; the parameters of the model are released."""
 
     def __init__(self, model: "Whisper", dtype: torch.dtype, eps: float) -> None:
         spec, width = model.spec, model.spec.hidden // model.spec.heads
@@ -76,7 +76,7 @@ class CompiledWhisper:
         return torch.stack([self._encode(mel_MN) for mel_MN in mel_BMN.float()])
 
     def _encode(self, mel_MN: Tensor) -> Tensor:
-        """One window, [S, D]. A place of a convolution is a row of three places, which begins at the one before it."""
+        """Encode a window to [S, D]. A convolution reads three frames, starting at the previous one."""
         (bins, frames), hidden = mel_MN.shape, self.spec.hidden
         padded_NM = F.pad(mel_MN.t(), (0, 0, 1, 1)).contiguous()
         heard_ND = F.pad(self.convolutions[0](padded_NM, frames, bins, gelu=True), (0, 0, 1, 1))

@@ -1,4 +1,4 @@
-"""What may be said next, when to try again, and what was said when. Pure; tokens and numbers, no model.
+"""Decoding rules of Whisper: allowed tokens, temperature fallback, timestamps. Pure functions without a model.
 
     <|0.00|> text <|2.40|><|2.40|> text <|5.10|> <end>
 
@@ -31,7 +31,7 @@ class Allowed(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What one window said."""
+    """Decoded tokens of a window."""
 
     tokens: list[int]  # without the end
     mean_logprob: float
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
 
 def allowed(written: Sequence[int], tokens: SpeechTokens) -> Allowed:
-    """What may follow these tokens, of one window that is written with timestamps."""
+    """Tokens that may follow in a window with timestamps."""
     first = tokens.first_timestamp
     if not written:
         return Allowed(False, True, first, first + LATEST_START)
@@ -60,7 +60,7 @@ def allowed(written: Sequence[int], tokens: SpeechTokens) -> Allowed:
 
 
 def looks_wrong(decoded: Decoded, text: str) -> bool:
-    """Whether the window should be decoded again, at a higher temperature."""
+    """Return whether the window should be decoded again at a higher temperature."""
     if is_silent(decoded):
         return False
     return decoded.mean_logprob < LEAST_LOGPROB or repetition(text) > MOST_REPETITIVE
@@ -71,7 +71,7 @@ def is_silent(decoded: Decoded) -> bool:
 
 
 def repetition(text: str) -> float:
-    """How much shorter the text becomes when it is compressed; loops compress well."""
+    """Compression ratio of the text; repetitions compress well."""
     raw = text.encode()
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 

@@ -133,7 +133,7 @@ class Whisper(nn.Module):
 
     @property
     def forms(self) -> list[CompiledWhisper]:
-        """What holds weights besides the parameters."""
+        """Weights that are stored outside of the parameters."""
         return [] if self.compiled is None else [self.compiled]
 
     def fuse(self, stored: torch.dtype) -> None:
@@ -146,12 +146,12 @@ class Whisper(nn.Module):
                 block.fused_up = FusedGelu(up.weight, up.bias)  # type: ignore[arg-type, union-attr]
 
     def texts(self, rows: int) -> Texts:
-        """Of compiled layers in float32, as these compute."""
+        """Decoder state; float32 with compiled layers, which compute in float32."""
         like = self.embedding if self.compiled is None else self.embedding.float()
         return Texts(self.spec, rows, like)
 
     def listen(self, mel_BMN: Tensor) -> Sounds:
-        """What the decoder looks at."""
+        """Encode the audio to the keys and values that the decoder attends to."""
         if self.compiled is not None:
             return self.compiled.listen(mel_BMN)
         hidden_BSD = self.encode(mel_BMN.to(self.embedding.dtype))

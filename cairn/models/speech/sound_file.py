@@ -79,7 +79,7 @@ def _read_in_child(data: bytes) -> Samples:
 
 
 def resampled(samples: Samples, rate: int) -> Samples:
-    """At 16 kHz: the spectrum of each block is cut or padded, with margins that are thrown away."""
+    """Resample to 16 kHz by truncating or padding the spectrum of each block, whose margins are dropped."""
     if rate == RATE or not len(samples):
         return samples.astype(np.float32)
     ratio = Fraction(RATE, rate)
@@ -104,7 +104,7 @@ def _by_spectrum(part: Samples, count: int) -> Any:
 
 
 def _check_size(frames: int, rate: int) -> None:
-    """Before anything is made of it: a header may say what it likes."""
+    """Check the size before decoding, because a header can claim anything."""
     if rate not in RATES:
         raise RequestError(
             f"the sound has {rate} samples a second", hint=f"between {RATES[0]} and {RATES[-1]}"

@@ -1,4 +1,4 @@
-"""What shape is this Whisper, and which tokens steer it? No torch, no files."""
+"""Specification of a Whisper model and its control tokens. No torch, no files."""
 
 import msgspec
 

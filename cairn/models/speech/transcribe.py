@@ -1,4 +1,4 @@
-"""From windows of sound to tokens: several windows at once, greedily first, at higher temperatures where that fails."""
+"""Transcription of batches of windows: greedy first, then at higher temperatures where that fails."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Task = Literal["transcribe", "translate"]
 
 
 class WindowOptions(NamedTuple):
-    """How one window is to be written."""
+    """Transcription options of a window."""
 
     task: Task = "transcribe"
     language: str | None = None  # None: the one that is detected
@@ -47,7 +47,7 @@ class Transcriber:
 
     @torch.inference_mode()
     def transcribe(self, requests: Sequence[tuple[Window, WindowOptions]]) -> list[WindowText]:
-        """In order. A window of silence costs nothing."""
+        """Transcribe windows and return the results in order. Silent windows are skipped."""
         loud = [at for at, (window, _) in enumerate(requests) if not window.is_silent]
         silent = WindowText(Decoded([], 0.0, 1.0, 0.0), None)
         results = [silent] * len(requests)
@@ -115,7 +115,7 @@ class Transcriber:
     def _hear(
         self, sound: Sounds, settings: Sequence[WindowOptions]
     ) -> tuple[list[str | None], list[float]]:
-        """Which language is spoken, and how likely it is that there is no speech."""
+        """Detect the language and the probability of no speech."""
         tokens, rows = self.tokens, len(settings)
         first_B1 = torch.full((rows, 1), tokens.start, device=self.device)
         texts = self.model.texts(rows)
@@ -131,7 +131,7 @@ class Transcriber:
         return list(heard), silence
 
     def _start(self, settings: WindowOptions, language: str | None) -> list[int]:
-        """What stands before the text: the prompt, the language, the task."""
+        """Decoder prompt: previous text, language and task."""
         tokens = self.tokens
         begin = [tokens.start]
         if language is not None:
@@ -198,7 +198,7 @@ class Transcriber:
         return [(one, total / (len(one) + 1)) for one, total in zip(written, sums, strict=True)]
 
     def _mask(self, logits_BV: Tensor, texts: list[list[int]]) -> None:
-        """What may not come becomes minus infinity, in place: of all rows at once, as a GPU wants it."""
+        """Set forbidden logits of all rows to minus infinity, in place."""
         tokens, vocab, never = self.tokens, logits_BV.shape[1], -math.inf
         first = tokens.first_timestamp
         rules = [allowed(one, tokens) for one in texts]

@@ -47,7 +47,7 @@ def windows(samples: Samples) -> list[Window]:
 
 
 def _cut(window: Samples) -> int:
-    """Where to end, in the last third of a full window."""
+    """End of a window: the quietest point in its last third."""
     loud = np.square(window[LEAST:].astype(np.float64))
     sums = np.concatenate(([0.0], np.cumsum(loud)))
     energy = sums[QUIET:] - sums[:-QUIET]

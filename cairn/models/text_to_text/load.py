@@ -46,7 +46,7 @@ def stored_name(name: str, gated: bool) -> str:
 
 
 def text_to_text_folder(model: str) -> Path | None:
-    """Where a T5 of this name lies; None: it is another model."""
+    """Folder of a T5 model; None for other models."""
     if model.startswith(RANDOM):
         return None
     folder = resolve(model)

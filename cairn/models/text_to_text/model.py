@@ -121,11 +121,11 @@ class T5(nn.Module):
         return self.encoder_norm(x_SD)
 
     def remember(self, tokens_S: Tensor) -> Memory:
-        """What the decoder looks at."""
+        """Encode tokens to the keys and values that the decoder attends to."""
         return self.keys_of(self.encode(tokens_S))
 
     def keys_of(self, memory_SD: Tensor) -> Memory:
-        """Of encoded text, for every layer of the decoder."""
+        """Cross-attention keys and values of encoded text for every decoder layer."""
         looks = [block.look for block in self.decoder]
         return Memory([look.keys(memory_SD) for look in looks if isinstance(look, Attention)])
 
@@ -150,7 +150,7 @@ class T5(nn.Module):
         return linear(hidden_TD * scale, self.head).float()
 
     def _bias(self, table_BH: Tensor, query_T: Tensor, key_N: Tensor, *, both_ways: bool) -> Tensor:
-        """What is added to the scores, [H, T, N]; minus infinity for keys that a decoder does not see."""
+        """Attention bias [H, T, N]; minus infinity for keys that are masked in a decoder."""
         behind_TN = query_T[:, None] - key_N
         bucket_TN = buckets_of(behind_TN, self.spec.buckets, self.spec.farthest, both_ways)
         bias_HTN = table_BH[bucket_TN].permute(2, 0, 1)

@@ -37,7 +37,7 @@ def is_text_to_text(config: Mapping[str, Any]) -> bool:
 
 
 def t5_spec(config: Mapping[str, Any]) -> T5Spec:
-    """Of a config.json; a field that is not read is refused by name."""
+    """Read a config.json; unknown fields raise."""
     fields = Fields(config)
     layers = fields.take("num_layers", int, 6)
     named = fields.take("feed_forward_proj", str, "relu")

@@ -30,7 +30,7 @@ class ImageSource(NamedTuple):
 
 
 def has_images(messages: object) -> bool:
-    """Whether some message has a picture."""
+    """Return whether any message contains an image or video."""
     if not isinstance(messages, Sequence):
         return False
     return any(
@@ -42,7 +42,7 @@ def has_images(messages: object) -> bool:
 
 
 def refuse_images(messages: object, model: str) -> None:
-    """For a model that could only ignore them."""
+    """Reject images for a model without vision."""
     if has_images(messages):
         raise RequestError(
             f"a message has an image, and {model} reads text only",
@@ -137,7 +137,7 @@ def _video(part: Mapping[str, Any], where: str) -> ImageSource:
 
 
 def _source(part: Mapping[str, Any], where: str) -> Any:
-    """What the picture is to be loaded from."""
+    """The source from which an image is loaded."""
     for name in ("image", "image_pil"):
         if part.get(name) is not None:
             return part[name]

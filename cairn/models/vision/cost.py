@@ -1,4 +1,4 @@
-"""What pictures cost: weights and FLOPs of a tower, and the tokens that a picture of some size becomes. No torch.
+"""Cost of images: weights and FLOPs of a vision encoder, and the number of tokens of an image. No torch.
 
 Weights leave out biases and norms of the projector. Rows are those of the usual rules of a family
 (`vision.tiling_rules` has them exactly, once the files of a checkpoint are there).
@@ -20,7 +20,7 @@ def tower_parameters(vision: VisionSpec) -> int:
 
 
 def tower_flops(vision: VisionSpec, patches: int) -> int:
-    """Of one picture: every patch through the layers and with all it sees, every cell through the projectors."""
+    """FLOPs for an image: all patches through the layers and their attention, all cells through the projector."""
     shape = vision.tower.shape
     windowed = vision.tower.window**2 or patches
     full = len(vision.tower.full_layers) if vision.tower.window else shape.layers

@@ -13,7 +13,7 @@ from cairn.models.vision.tower import Grid, Tower, patches_of
 
 
 def picture_rows(tower: Tower, rules: ImageRules, pictures: Sequence[Picture]) -> list[Tensor]:
-    """Of each picture, [R, D]. Neighbours of one size travel to the device and are cut together."""
+    """Embedding rows [R, D] of each image. Consecutive images of one size are batched."""
     spec, weight = tower.spec, tower.patch_embedding.weight
     mean_C, std_C = (torch.tensor(one, device=weight.device) for one in (rules.mean, rules.std))
     patches: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Which model does a config.json with a text_config and a vision_config describe?
+"""Readers of config.json with a text_config and a vision_config.
 
     split_config(config) -> (config of the decoder, VisionSpec)
 

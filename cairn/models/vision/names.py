@@ -111,7 +111,7 @@ DEEP = re.compile(r"deep\.(\d+)\.(.+)")
 
 
 def part_of(name: str) -> tuple[Part, str]:
-    """To which part a stored tensor belongs, and its name there; a decoder's without a prefix is the text's."""
+    """Part of a stored tensor, and its name within the part; tensors without a prefix belong to the text model."""
     for pattern, part in ((PROJECTOR, "projector"), (TOWER, "tower")):
         if match := pattern.match(name):
             return part, match[1]  # type: ignore[return-value]

@@ -106,7 +106,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def prepare_image(image: Any, rules: ImageRules) -> Picture:
-    """Of an image of Pillow's."""
+    """Prepare an image of Pillow."""
     image = image.convert("RGB")
     _check_size(*image.size)
     width, height = image.size
@@ -131,14 +131,14 @@ def _picture(
 
 
 def prepare_video(contents: Sequence[bytes], rules: ImageRules, fps: float) -> Picture:
-    """Of one animated file, out of which frames are taken, or of a file for each frame, so many a second."""
+    """Prepare a video: frames sampled from an animated file, or one file for each frame at `fps`."""
     if len(contents) == 1:
         return prepare_frames(*_animation(contents[0]), rules)
     return prepare_frames([open_image(content) for content in contents], 1 / fps, rules)
 
 
 def prepare_frames(images: Sequence[Any], frame_s: float, rules: ImageRules) -> Picture:
-    """Of images of Pillow's, `frame_s` seconds apart; all become as large as the first says."""
+    """Prepare frames (Pillow images, `frame_s` seconds apart), all resized by the size of the first."""
     if not 1 <= len(images) <= MOST_FRAMES:
         raise RequestError(
             f"the video has {len(images)} frames", hint=f"send 1 to {MOST_FRAMES} of them"

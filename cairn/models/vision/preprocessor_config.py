@@ -1,4 +1,4 @@
-"""How pictures are prepared for a model, out of the files beside its weights.
+"""Image preprocessing rules from the configuration files of a model.
 
 A field of preprocessor_config.json that is not read is refused by name, as in `models.families`. No torch is needed
 to follow the rules, only to read what stands beside tensors.
@@ -26,7 +26,7 @@ HARMLESS |= {"image_seq_length", "disable_grouping", "do_convert_rgb", "pad_size
 
 
 def read_rules(folder: Path, spec: VisionSpec) -> ImageRules:
-    """Of preprocessor_config.json, or of the part of processor_config.json that says the same."""
+    """Read preprocessor_config.json, or the equivalent part of processor_config.json."""
 
     config: dict[str, Any] = {}
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -46,7 +46,7 @@ def read_rules(folder: Path, spec: VisionSpec) -> ImageRules:
 
 
 def read_video_rules(folder: Path, spec: VisionSpec, pictures: ImageRules) -> ImageRules | None:
-    """How frames are resized, of video_preprocessor_config.json; None: the model takes no videos."""
+    """Read video_preprocessor_config.json; None if the model does not support videos."""
     if spec.video_token is None:
         return None
     config: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""From hidden states of patches, [N, P, D] of tiles of one size, to rows of the decoder, [R, D'].
+"""Projectors from hidden states of patches [N, P, D] (tiles of one size) to rows of the decoder [R, D'].
 
 One class for each kind of `ProjectorSpec`.
 """
@@ -25,7 +25,7 @@ class HasGrid(Protocol):
 
 
 class Map(Linear):
-    """One linear map of all shards; a tower is small beside its decoder."""
+    """Linear map that is replicated on all shards, because the encoder is small."""
 
     def __init__(self, build: Build, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()

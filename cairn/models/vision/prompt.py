@@ -19,7 +19,7 @@ AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"  # of Idefics 3
 
 
 class Placeholders:
-    """How one model's prompts hold pictures."""
+    """Placeholders of images in the prompts of a model."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Placeholders:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """What no message may hold."""
+        """Texts that must not occur in messages."""
         return tuple(one for one in dict.fromkeys((self.mark, self.token, self.video)) if one)
 
     def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
@@ -72,7 +72,7 @@ class Placeholders:
         return rows_of(self.spec, picture)
 
     def spans(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[list[range]]:
-        """Of each picture the runs of placeholders in the prompt."""
+        """Ranges of placeholders in the prompt for each image."""
         by_picture: list[list[range]] = [[] for _ in pictures]
         left = [self.rows(picture) for picture in pictures]
         at, now = 0, 0
@@ -100,7 +100,7 @@ class Placeholders:
 
 
 def placeholders_of(vision: VisionSpec, tokenizer: Tokenizer) -> Placeholders:
-    """How prompts of a model hold pictures, in the words of its vocabulary."""
+    """Create the placeholders of a model from its vocabulary."""
     named = [
         "" if token is None else tokenizer.token(token)
         for token in (vision.image_token, vision.begin_token, vision.end_token, vision.video_token)

@@ -39,7 +39,7 @@ class TowerSpec(msgspec.Struct, frozen=True):
 
 
 class ProjectorSpec(msgspec.Struct, frozen=True):
-    """How hidden states of patches become rows of the decoder.
+    """Projection of hidden states of patches to rows of the decoder.
 
     mlp          two linear maps with an activation between                    LLaVA, Pixtral
     shuffled     `merge` x `merge` patches side by side, a linear map           Idefics 3, SmolVLM

@@ -1,4 +1,4 @@
-"""How a picture becomes tiles of pixels, by rules: sizes only, no pixel is touched here.
+"""Tiling rules of images: sizes only, no pixels.
 
     fixed      every picture becomes one tile of one size, cropped where that is asked for    LLaVA
     tiled      tiles of one size in rows and columns, and the whole picture once more          Idefics 3, SmolVLM
@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a picture of some size becomes: resized in turn, then cropped or cut into rows and columns of tiles."""
+    """Tiling of an image: the sizes it is resized to in turn, then the grid of tiles."""
 
     resized: tuple[Size, ...]
     tile: Size
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(rules: ImageRules, height: int, width: int, frames: int = 1) -> Layout:
-    """How a picture of so many pixels, or each of so many frames, is resized and cut."""
+    """Layout of an image, or of each frame of a video, by its size."""
     tile = Size(rules.height, rules.width)
     if rules.kind in ("patches", "area"):
         count = frames if rules.over_frames else 1

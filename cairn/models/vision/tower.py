@@ -97,7 +97,7 @@ class Tower(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def hidden(self, patches_PE: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[Tensor]]:
-        """What the projector reads, [P, D], and the hidden states behind `deep_layers`."""
+        """Input of the projector [P, D], and the hidden states after `deep_layers`."""
         tower = self.spec.tower
         x_PD = self._placed(self.patch_embedding(patches_PE), grids)
         extra = int(self.class_token is not None)
@@ -127,7 +127,7 @@ class Tower(nn.Module):
         return x_PD, deep
 
     def _placed(self, x_PD: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """With class tokens, and with positions where those are learned."""
+        """Add class tokens and learned position embeddings."""
         if self.position_table is not None:
             side, table_SD = self.spec.tower.table, self.position_table.weight
             stretched = {grid: stretched_table(table_SD, side, grid) for grid in set(grids)}
@@ -163,7 +163,7 @@ class Tower(nn.Module):
 
 
 def packed_residual(x_PD: Tensor, step: Step) -> Residual:
-    """Of a step; that of the kernels overwrites x."""
+    """Residual of a step; the fused one overwrites x."""
     if not step.fuses:
         return PlainResidual(x_PD)
     from cairn.models.fused import FusedResidual
