@@ -1,4 +1,4 @@
-"""How far is a result from the truth?
+"""Relative error of results.
 
 One number for everything: the length of the difference over the length of the truth (relative Frobenius error),
 taken in float64. A NaN or an infinity that the truth does not have makes it infinite, so a poisoned output that
@@ -15,7 +15,7 @@ Tensors = Tensor | Sequence[Tensor]
 
 
 def relative_error(result: Tensors, truth: Tensors) -> float:
-    """Of several tensors the worst counts."""
+    """Relative error; the maximum over several tensors."""
     if isinstance(result, Tensor) and isinstance(truth, Tensor):
         return _relative_error(result, truth)
     return max(

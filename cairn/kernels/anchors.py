@@ -1,4 +1,4 @@
-"""What torch.compile makes of a plain function: a bar beside our kernels.
+"""Baselines compiled by torch.compile, for comparison with the kernels.
 
 The function takes everything it works on as arguments, so that it is compiled once for each shape and not once for
 each set of inputs.

@@ -28,7 +28,7 @@ GROUP = "__grp__"  # Triton's own record of the files of a kernel; it has absolu
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder was built with: a reader's explanation of a miss. Triton's keys decide, not this."""
+    """Versions a folder was built with. They only explain a cache miss; Triton's keys decide."""
 
     cairn: str
     triton: str
@@ -42,7 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lookups:
-    """How often Triton asked for a compiled kernel since `use`, and how often it was there."""
+    """Cache hits and misses of Triton since `use`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -50,7 +50,7 @@ class Lookups:
         self.missed: list[str] = []
 
     def note(self) -> str:
-        """One line for the log of an engine that starts."""
+        """Summary in one line for the startup log of an engine."""
         if not self.missed:
             return f"kernels: {self.found} found compiled in {self.folder}, none compiled here"
         why = self._why()
@@ -71,7 +71,7 @@ class Lookups:
 
 
 def use(folder: Path) -> Lookups:
-    """From now on Triton looks into this folder first. A folder that was not built is a ConfigError."""
+    """Make Triton look up kernels in this folder first. A folder that was not built raises ConfigError."""
     manifest = read_manifest(folder)
     if _BuiltCache.lookups is not None and _BuiltCache.lookups.folder == folder:
         return _BuiltCache.lookups  # of another engine of this process, such as a draft model's

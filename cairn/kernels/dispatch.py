@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs, and why?
+"""Selection of the implementation of an operation, with its reason.
 
     reference   a few lines of torch in float32: defines what is right; any device
     torch       what PyTorch has (cuBLAS, cuDNN, a fused op)
@@ -89,7 +89,7 @@ def _overrides(text: str) -> dict[str, str]:
 
 
 def _operations() -> tuple[str, ...]:
-    """What can be chosen: every kernel by its name, the backward pass of attention, and all of them."""
+    """Selectable operations: every kernel, the backward pass of attention, and `all`."""
     from cairn.kernels.tooling.catalogue import kernels
 
     return *kernels(), "attention_backward", "all"

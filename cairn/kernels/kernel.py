@@ -1,4 +1,4 @@
-"""What every kernel tells about itself: its cost, how it is compiled, and how it is measured.
+"""Description of a kernel: cost, compiled variants and benchmark cases.
 
 A kernel file holds one operation: the reference in a few lines of float32 torch, the kernel below it, and its cost.
 The file of the same name in `kernels/cases` says what is compiled and measured:
@@ -20,14 +20,14 @@ Expect = Literal["wgmma", "mma", "none"]
 
 
 class Cost(NamedTuple):
-    """What no implementation can avoid: each input read once, each output written once."""
+    """Minimum cost of any implementation: each input is read once, each output written once."""
 
     flops: float
     bytes: float
 
 
 class Variant(NamedTuple):
-    """One way to compile a kernel: enough for the compiler, without tensors and without a GPU."""
+    """A specialisation of a kernel that can be compiled without tensors or a GPU."""
 
     name: str  # "rmsnorm 4096 bf16"
     function: Any  # the @triton.jit or @gluon.jit function
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One row of the table: a kernel, a shape, and what it takes at least."""
+    """A benchmark case: a kernel, a shape, and its minimum cost."""
 
     kernel: str
     shape: str  # "16384 x 4096"

@@ -1,4 +1,4 @@
-"""How is the result of a matrix product cut into tiles, and in which order are they computed?
+"""Tiles of a matmul's result and their order.
 
 Shared by the persistent products (matmul, matmul_fp8): one program per multiprocessor walks over the tiles of y,
 down a group of rows before moving on to the next columns, so that the tiles of b it needs are in the L2 cache. Tiles
@@ -63,7 +63,7 @@ def tma_obstacle(name: str, tensor: Tensor) -> str | None:
 
 
 def row_tiles(rows_MK: Tensor, block: list[int]) -> TensorDescriptor:
-    """Of an operand; a tile may reach behind its last row (`few_rows`)."""
+    """Descriptor of an operand's rows; a tile may extend beyond the last row (`few_rows`)."""
     shape = [readable_rows(rows_MK, block[0]), rows_MK.shape[1]]
     return TensorDescriptor(rows_MK, shape, list(rows_MK.stride()), block)
 

@@ -1,4 +1,4 @@
-"""Which launch configuration is best for this GPU and this shape? Tables, written once, read at run time.
+"""Tuned launch configurations by GPU and shape, in tables that are read at run time.
 
     tables/nvidia-h200.json = {device, command, date, versions, kernels: {kernel: {key: {option: value}}}}
 
@@ -31,7 +31,7 @@ TABLES = Path(__file__).with_name("tables")
 
 
 class Tuning(NamedTuple):
-    """One key of the table, and how to find the best configuration for it."""
+    """A key of the table, and the candidates for it."""
 
     key: str  # as the launch will ask for it: "columns=4096,bf16"
     candidates: Sequence[Config]

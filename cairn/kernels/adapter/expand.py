@@ -37,7 +37,7 @@ WARPS = 4
 
 
 class Cut(NamedTuple):
-    """How the columns of a map are cut."""
+    """Partition of the columns of a linear map."""
 
     programs: int  # that they are cut for
     numbers: int  # of a B that a program reads at a time: rank times columns

@@ -1,4 +1,4 @@
-"""What low-rank adapters add to a product whose rows belong to different ones: y[rows] += s B (A x[rows]), in place.
+"""Multi-adapter LoRA, in place: y[rows] += s B (A x[rows]), with the adapter of each row.
 
     shrink   h = A x         one program for each tile of rows and part of K                  `shrink.py`
     expand   y += s B h      one program for each tile and span of columns                    `expand.py`

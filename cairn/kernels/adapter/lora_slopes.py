@@ -1,4 +1,4 @@
-"""What backward of an adapter takes from the gradient g of its map's result, in one pass over g.
+"""Backward of an adapter from the output gradient g of its linear map, in one pass over g.
 
     dh = s g B     [M, N] [N, r] -> [M, r]         dB = s g' h     [N, M] [M, r] -> [N, r]
 
@@ -32,7 +32,7 @@ OPTIONS = {"num_warps": 8, "num_stages": 3}
 def lora_slopes_reference(
     g_MN: Tensor, b_NR: Tensor, h_MR: Tensor, part_rows: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """In float32, or in float64 where g is; rounded at the end only."""
+    """Reference in float32 (float64 for a float64 g), rounded at the end only."""
     wide = torch.float64 if g_MN.dtype == torch.float64 else torch.float32
     rows = list(part_rows)
     gs, bs = g_MN.to(wide).split(rows, 1), b_NR.to(wide).split(rows)

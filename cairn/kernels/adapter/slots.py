@@ -34,7 +34,7 @@ def tiles_of(
 
 
 def most_tiles(tokens: int, slots: int) -> int:
-    """Of a step with so many tokens whose rows belong to at most so many slots."""
+    """Maximum number of tiles of a step with `tokens` tokens of at most `slots` adapters."""
     return min(tokens, -(-tokens // tile_block(tokens)) + slots)
 
 
@@ -54,7 +54,7 @@ def entry_of(
 def is_aligned(
     a_RK: Tensor, parts: Sequence[tuple[Tensor | None, float]], part_rows: Sequence[int]
 ) -> bool:
-    """Whether the kernels may read this map's adapter 16 bytes at a time (`Tiles.aligned`).
+    """Return whether the kernels may read this map's adapter 16 bytes at a time (`Tiles.aligned`).
 
     `part_rows`: of all parts of the map. One without an adapter moves those behind it, too.
     """

@@ -1,4 +1,4 @@
-"""What the kernels of adapters read beside numbers: the table of all adapters on the device, and whose each row is.
+"""Inputs of the adapter kernels: the table of all adapters on the device, and the adapter of each row.
 
     rows sorted by adapter   | slot 0 | slot 3 .......... | slot 7 |        tiles of at most `block` rows of one slot
 
@@ -36,7 +36,7 @@ class LoraTable(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Which rows of a step belong to which slot."""
+    """Rows of a step by adapter slot."""
 
     rows_T: Tensor  # int32, all rows, sorted by slot
     tiles_N4: Tensor  # int32 [tiles, TILE]: slot or NO_TILE, first and end in rows_T, position

@@ -195,7 +195,7 @@ def first_key(direction: str, width: int, keys: int) -> str:
 def _best_first(
     direction: str, q_THC: Tensor, problem: Problem, obstacles: dict[str, str | None]
 ) -> dict[str, str | None]:
-    """For equal lengths the table may say that another than our usual implementation is the fastest."""
+    """Order the implementations; for equal lengths the tuned table may prefer another than the default."""
     if problem.dense:
         usual = next(iter(obstacles))
         key = first_key(direction, q_THC.shape[2], problem.max_k)

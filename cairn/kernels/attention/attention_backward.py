@@ -194,5 +194,5 @@ def _constants(
 
 
 def _one_walk(width: int, window: bool) -> bool:
-    """One loop with a mask in every block where there are not enough registers for two."""
+    """Return whether one loop masks every block, because there are not enough registers for two loops."""
     return window or width > 128

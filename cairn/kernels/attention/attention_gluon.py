@@ -1,4 +1,4 @@
-"""Where the Gluon forward kernel can run, how it is launched, and in which forms it ships."""
+"""Gluon forward kernel of attention: requirements, launch, and compiled variants."""
 
 from typing import Any
 

@@ -141,7 +141,7 @@ def attention_backward(
 
 
 def pair_of(group: int) -> int:
-    """How many heads of a group the kernel from slopes takes at a time."""
+    """Number of heads of a group that the kernel processes at a time."""
     return 2 if group % 2 == 0 else 1
 
 

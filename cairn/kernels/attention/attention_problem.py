@@ -1,4 +1,4 @@
-"""What attention over packed sequences is asked to compute: the lengths, who sees whom, and what that costs.
+"""Attention problem over packed sequences: lengths, mask, and cost.
 
     sequence s owns query rows cu_q[s] .. cu_q[s+1] and key rows cu_k[s] .. cu_k[s+1] of the packed tensors; without
     cu_seqlens every sequence has the same length. Query i stands at position p = i + len_k - len_q and sees
@@ -23,7 +23,7 @@ WIDTHS = (64, 96, 128, 256)  # of a head
 
 
 class Problem(NamedTuple):
-    """One call, without its tensors of numbers."""
+    """A call of attention without its value tensors."""
 
     cu_q: Tensor | None  # int32 [n + 1] on the device; None: n sequences of exactly max_q tokens
     cu_k: Tensor | None  # None: as cu_q
@@ -119,7 +119,7 @@ def _ragged_lengths(
 
 
 def pairs(queries: int, keys: int, causal: bool = True, window: int = 0) -> int:
-    """How many (query, key) pairs of one sequence see each other."""
+    """Number of (query, key) pairs of a sequence under the mask."""
     if not causal:
         return queries * keys
     first, last = keys - queries + 1, keys  # how many keys the first and the last query see

@@ -1,4 +1,4 @@
-"""What the Gluon attention kernels share: rings of buffers between warps, the order of tiles, copies that end in time.
+"""Shared parts of the Gluon attention kernels: buffer rings between warps, tile order, copy completion.
 
     Ring           one warp fills buffers by TMA, others use them; two barriers for each buffer keep them apart
     TileSchedule   all tiles of all heads, in the order in which programs take them

@@ -1,4 +1,4 @@
-"""How much memory does the backward pass of attention take beside its results? Pure arithmetic; no torch.
+"""Scratch memory of the backward pass of attention. Pure arithmetic; no torch.
 
     slopes    2 bytes for each pair of query and key that see each other, in blocks (see attention_gluon_slopes)
 
@@ -10,7 +10,7 @@ SLOPES_MOST = 9 << 28  # bytes that slopes may take: 2.25 GiB
 
 
 def slopes_bytes(tokens: int, length: int, heads: int, causal: bool = True) -> int:
-    """Of equal lengths; 0, which is to do without them, where these are not whole tiles or it would be too much."""
+    """Bytes of stored score gradients for equal lengths; 0 (not stored) for partial tiles or above the limit."""
     if length % TILE or tokens % length:
         return 0
     n = length // BLOCK

@@ -1,4 +1,4 @@
-"""In which order are the tiles of ragged sequences computed? Longest first, as a list that a kernel writes on the GPU.
+"""Order of the tiles of ragged sequences: longest first, in a list that a kernel writes on the GPU.
 
     list [1 + tiles, 4] int32      row 0: how many tiles      then, of each: start, length, first row, padded start
 
@@ -57,7 +57,7 @@ def _schedule_kernel(
 
 
 def schedule(problem: Problem, tokens: int, block: int) -> Tensor:
-    """For ragged sequences with as many keys as queries. Bytes moved: next to nothing."""
+    """Schedule of ragged sequences with as many keys as queries. Bytes moved: negligible."""
     cu = problem.cu_q
     if cu is None:
         raise ValueError("problem: wanted ragged sequences, got equal lengths")

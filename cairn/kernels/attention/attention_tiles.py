@@ -169,12 +169,12 @@ def takes_descriptors(*tensors: Tensor) -> bool:
 
 
 def scratch_memory(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Where programs put the descriptors they make."""
+    """Allocator of scratch memory for descriptors that programs create."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def score_scale(problem: Problem) -> float:
-    """What a product q k is multiplied with first: into units of log2(e), or into those of the soft-cap."""
+    """Factor of q k: into units of log2(e), or into those of the soft-cap."""
     return problem.scale / problem.softcap if problem.softcap else problem.scale * LOG2_E.value
 
 

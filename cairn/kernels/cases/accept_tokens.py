@@ -1,4 +1,4 @@
-"""What `accept_tokens` is compiled for, and what it is measured with."""
+"""Compiled variants and benchmark cases of `accept_tokens`."""
 
 from collections.abc import Iterator
 

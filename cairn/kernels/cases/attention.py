@@ -1,4 +1,4 @@
-"""Where attention is measured and tuned: 16k tokens as a few long or many short sequences, forward and backward.
+"""Benchmark and tuning cases of attention: 16k tokens as few long or many short sequences, forward and backward.
 
 Equal lengths beside cuDNN and torch's flash attention, which get their tensors in the order they like best; a ragged
 batch beside torch's attention for ragged batches. Each implementation of ours has rows of its own, so that the table

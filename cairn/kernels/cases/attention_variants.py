@@ -1,4 +1,4 @@
-"""Which configurations of the attention kernels are compiled and linted without a GPU."""
+"""Configurations of the attention kernels that are compiled and linted without a GPU."""
 
 import functools
 

@@ -67,7 +67,7 @@ def _prepare(rows: int, columns: int) -> Prepared:
     leaf_TV = logits_TV.clone().requires_grad_()
 
     def error() -> float:
-        """Of the loss, and of the gradient of some rows; the rest of the memory is not needed twice."""
+        """Error of the loss and of the gradient of some rows, which limits the memory of the reference."""
         few = slice(None, None, max(1, rows // 256))
         exact_TV = logits_TV[few].double().requires_grad_()
         truth = cross_entropy_reference(exact_TV, targets_T[few], Rule(z_loss=1e-4))

@@ -1,4 +1,4 @@
-"""What `draft_ngrams` is compiled for, and what it is measured with."""
+"""Compiled variants and benchmark cases of `draft_ngrams`."""
 
 from collections.abc import Iterator
 

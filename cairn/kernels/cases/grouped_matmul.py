@@ -182,7 +182,7 @@ _ROW_TILES = Variant(
 
 
 def _few_variant(tiles: few_mxfp4.FewTiles, shape: Shape) -> Variant:
-    """One token of gpt-oss."""
+    """Compiled variant for a single token of gpt-oss."""
     parts = not shape.swiglu
     types = dict(
         x="*i64",
@@ -331,7 +331,7 @@ def _prepare(shape: Shape, tokens: int, zipf: bool) -> Prepared:
 
 
 def _prepare_layer(tokens: int, zipf: bool) -> Prepared:
-    """As serving runs it for few tokens: pairs are sorted, and both products leave parts for the next norm."""
+    """Case of serving with few tokens: pairs are sorted, and both matmuls leave partial sums for the next norm."""
     x, inner_ENK, _ = _operands(GATE_UP, tokens, zipf)
     down_ENK = _operands(DOWN, tokens, zipf)[1]
     chosen_TK, weights_TK = choices(tokens, zipf).cuda(), torch.rand(tokens, PER_TOKEN).cuda()

@@ -49,7 +49,7 @@ WIDE = (QWEN3_8B[0], QWEN3_8B[2])
 
 
 class Form(NamedTuple):
-    """How bits are meant."""
+    """Weight format."""
 
     name: str
     kind: str = "int4"
@@ -58,12 +58,12 @@ class Form(NamedTuple):
     factor: bool = False
 
     def of(self, columns: int) -> "Form":
-        """With the group in columns."""
+        """The format with its group size in columns."""
         return self._replace(group=self.group or columns)
 
     @property
     def bits(self) -> float:
-        """Of a weight, with its share of scales and shifts."""
+        """Bits per weight including scales and shifts."""
         number = 16 if self.group < TILE or not self.shifts else 32
         return BITS[self.kind] + number * (1 + self.shifts) / self.group
 

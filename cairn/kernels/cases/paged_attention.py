@@ -1,4 +1,4 @@
-"""Where attention over pages is measured: decode steps, chunks of prompts behind a prefix, and both at once.
+"""Benchmark cases of paged attention: decode steps, prompt chunks after a prefix, and mixed steps.
 
 Data are random; pages are handed out in random order, as a cache looks after a while. The anchors compute the same
 from keys that lie side by side: cuDNN for decode, our own attention for chunks. They have it easier.
@@ -193,7 +193,7 @@ def _case(
 
 
 def tuning() -> Iterator[Tuning]:
-    """One shape stands for each key: what is best for it is good for others of its kind."""
+    """Tuning with one representative shape for each key."""
     for page in (16, 64, 256):
         for cache in (torch.bfloat16, FP8):
             shape = Shape([1] * 64, [4096] * 64, page=page, fp8=cache == FP8)

@@ -1,4 +1,4 @@
-"""Which configurations of the two paged kernels are compiled and linted without a GPU."""
+"""Configurations of the two paged kernels that are compiled and linted without a GPU."""
 
 from collections.abc import Iterator
 
@@ -173,7 +173,7 @@ def decode_gluon(
 
 
 def _decode_plans() -> list[DecodePlan]:
-    """How many programs there are makes no difference to the compiler."""
+    """Distinct decode plans; the number of programs does not affect the compiler."""
     return list(dict.fromkeys(plan._replace(per_sm=0) for plan in DECODE_PLANS))
 
 

@@ -61,7 +61,7 @@ def _prepare(batch: int, dtype: torch.dtype, **how: Any) -> Prepared:
 
 
 def _by_sorting(data: Batch) -> Tensor:
-    """How it is done without kernels of one's own: sort, cut, softmax, exponential race."""
+    """Baseline with torch operations: sort, truncate, softmax, exponential race."""
     how = data.parameters
     scores_BV = data.logits_BV.float() / how.temperature_N[:, None]
     sorted_BV, order_BV = scores_BV.sort(descending=True)

@@ -120,7 +120,7 @@ def _prepare(m: int, n: int, k: int) -> Prepared:
 
 
 def plans(m: int, n: int, k: int) -> list[Plan]:
-    """What is worth a try: candidates of as many bytes in 16 bits."""
+    """Candidates for tuning: those of the 16-bit matmul with as many bytes."""
     near = candidates(1 if m == 1 else max(m, 2), n, -(-k // 2))
     kept = [p for p in near if (p.kernel == "row") == (m == 1)]
     return [p._replace(block_k=2 * p.block_k) for p in kept]

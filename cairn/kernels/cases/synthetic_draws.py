@@ -1,4 +1,4 @@
-"""What `synthetic_draws` is compiled for, and what it is measured with."""
+"""Compiled variants and benchmark cases of `synthetic_draws`."""
 
 from collections.abc import Iterator
 

@@ -53,7 +53,7 @@ class Form(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Of a weight, with its share of scales and shifts."""
+        """Bits per weight including scales and shifts."""
         each = self.scales.itemsize * (1 + self.shifts) * 8 / self.group if self.group else 0.0
         return (4 if self.kind in NIBBLES else 8) + each
 

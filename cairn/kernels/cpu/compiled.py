@@ -72,13 +72,13 @@ def library() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def speech_library() -> ctypes.CDLL:
-    """Of CPUs for which `library` has the layers of encoders."""
+    """Library of speech layers, for CPUs for which `library` has the encoder layers."""
     return _library("speech")
 
 
 @lru_cache(maxsize=1)
 def _said() -> None:
-    """Once, however many libraries are compiled."""
+    """Print a note about the compilation once, for any number of libraries."""
     where = f"once for this machine, in some seconds; they are kept in {cache_folder()}"
     print(f"note: {_compiler()} compiles the CPU kernels, {where}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""One layer of a decoder as the compiled kernels take it: addresses of its maps, norms, heads and pages."""
+"""Arguments of a decoder layer for the compiled kernels: addresses of its maps, norms, heads and KV blocks."""
 
 import ctypes
 

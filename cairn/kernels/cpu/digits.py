@@ -16,7 +16,7 @@ MOST_OUTPUTS = 1 << 14  # of a row that is joined here, on one thread
 
 
 class Digits:
-    """Of the input of one matrix. Columns that are no inliers are outliers, and multiply `apart_ON` in float32."""
+    """Digits of the input of a matrix. Outlier columns are multiplied with `apart_ON` in float32."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class _Drafted(ctypes.Structure):
 
 
 class HeadParts(NamedTuple):
-    """What a head consists of; maps with a bias are not known here."""
+    """Parts of a draft head; linear maps with a bias are not supported."""
 
     fuse: PackedMatrix
     qkv: PackedMatrix

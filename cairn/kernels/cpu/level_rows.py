@@ -65,7 +65,7 @@ def level_rows(
 
 
 def _stored_floats(floats_NG: Tensor, columns: int, group: int, stored: int) -> Tensor:
-    """As bytes, one for each stored group; zeros behind the last."""
+    """Floats as bytes, one value for each stored group, padded with zeros."""
     if group < columns:
         floats_NG = floats_NG.repeat_interleave(group // stored, 1)
     floats_NG = floats_NG[:, : -(-columns // stored)]

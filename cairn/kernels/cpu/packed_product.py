@@ -75,7 +75,7 @@ def _free(owner: ctypes.CDLL, address: ctypes.c_void_p, process: int) -> None:
 
 
 class _Pools(threading.local):
-    """One pool for each thread that multiplies: engines of one process do not wait for each other."""
+    """Thread-local pools, so that engines of one process do not wait for each other."""
 
     pool: Pool | None = None
 
@@ -184,11 +184,11 @@ class PackedMatrix:
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
     def part_address(self, part: int) -> int:
-        """Of one part as the compiled kernels take it; this object keeps it alive."""
+        """Address of a part for the compiled kernels; this object keeps it alive."""
         return ctypes.addressof(self._parts[part])
 
     def struct_of(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
-        """What the compiled product takes; this object keeps it alive."""
+        """Arguments of the compiled matmul; this object keeps them alive."""
         key = (0 if bias_N is None else bias_N.data_ptr(), add, GATES[gate] if gate else 0)
         if key not in self._made:
             parts = ctypes.addressof(self._parts)
@@ -211,5 +211,5 @@ def _kernel_of(blocks: Blocks) -> str:
 
 
 def suits_many_rows(kind: str) -> bool:
-    """Whether products of many rows of x with such a matrix are faster packed than by torch in float32."""
+    """Return whether packed matmuls with many rows are faster than torch in float32."""
     return bool(library().cairn_suits_many_rows(TYPES.get(kind, 0)))

@@ -78,7 +78,7 @@ class DecodeHeads:
 
 
 class Sequences:
-    """Where the keys of the sequences of a step are, in each cache group."""
+    """Locations of the keys of a step's sequences in each cache group."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class Sequences:
 
 
 def _rows(numbers: Tensor) -> Tensor:
-    """As int32, the rows without gaps."""
+    """The numbers as int32 with contiguous rows."""
     numbers = numbers.int()
     return numbers if numbers.stride(-1) == 1 else numbers.contiguous()
 
 
 def fits(cache: Tensor) -> bool:
-    """Whether pages [layer, key or value, page, place, head, column] can be attended to here."""
+    """Return whether the kernel supports a cache [layer, key or value, block, token, head, column]."""
     return cache.dtype == torch.float32 and cache.device.type == "cpu" and cache.shape[1] == 2

@@ -22,7 +22,7 @@ WHOLE = 16  # places of sound are filled up to a multiple of it
 
 
 class DecoderWeights(NamedTuple):
-    """One layer; those of the first six are of one type."""
+    """Weights of a layer; the first six have one dtype."""
 
     qkv: Affine
     out: Affine
@@ -141,7 +141,7 @@ class DecoderLayers:
         return out[..., : self.vocabulary]
 
     def _check(self, tokens: Tensor, texts: Sequence[Tensor], length: int) -> None:
-        """What would be read or written beyond its memory is an error."""
+        """Raise for arguments that would access memory out of bounds."""
         if length > self._model.context:
             raise ValueError(f"{length} tokens of text, and the model has {self._model.context}")
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:

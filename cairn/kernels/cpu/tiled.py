@@ -40,7 +40,7 @@ def side_of(dtype: torch.dtype) -> int:
 
 
 def has_tiles(dtype: torch.dtype, sizes: Sequence[int]) -> bool:
-    """Whether there are kernels here for layers of these widths with weights of this type."""
+    """Return whether there are kernels for layers of these widths and this weight dtype."""
     side = side_of(dtype)
     return side > 0 and not any(size % side for size in sizes)
 

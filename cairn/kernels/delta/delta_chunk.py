@@ -292,7 +292,7 @@ def launch_chunks(call: DeltaCall, y_THV: Tensor) -> None:
 
 
 def state_columns(value_width: int, states: int) -> int:
-    """Of a program of the pass, for so many states."""
+    """State columns of a program for this number of states."""
     many = value_block(value_width, MANY_VALUES)
     full = states * value_width // many >= PROGRAMS
     return many if full else value_block(value_width, FEW_VALUES)

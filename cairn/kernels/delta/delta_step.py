@@ -1,4 +1,4 @@
-"""One token of the gated delta rule for each of several sequences; `rule` says what is computed.
+"""Gated delta rule for one token of each sequence; `rule` defines the computation.
 
 Bytes moved: the state twice, B * H * K * V * 8. The kernel takes q, k and v side by side as the convolution leaves
 them, and changes states where they lie.

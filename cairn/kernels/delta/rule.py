@@ -27,7 +27,7 @@ NORM_EPS = 1e-6  # of the length of q and k
 
 
 class Sequences(NamedTuple):
-    """Those of a step: where their states lie, and whose tokens are whose."""
+    """Sequences of a step: their state slots and token ranges."""
 
     slots_B: Tensor  # int32; -1: padding
     starts_B1: Tensor | None  # int32; None: one token each
@@ -45,12 +45,12 @@ class Sequences(NamedTuple):
 
     @property
     def bounds(self) -> Tensor:
-        """For a kernel: where there are none, they are never read."""
+        """Bounds argument of a kernel; a placeholder that is never read if there are none."""
         return self.slots_B if self.starts_B1 is None else self.starts_B1
 
 
 class DeltaCall(NamedTuple):
-    """What both kernels of the rule take: some tokens of several sequences, and the states in slots."""
+    """Arguments of both kernels of the rule: tokens of several sequences, and the states in slots."""
 
     mixed_TE: Tensor  # q, k and v of all heads side by side
     g_TH: Tensor  # float32
@@ -106,7 +106,7 @@ def obstacle(key_heads: int, heads: int, key_width: int, value_width: int) -> st
 def short_conv_reference(
     x_SE: Tensor, before_WE: Tensor, weight_EW: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of one sequence: [S, E], and the last W inputs. Leading dimensions may be more."""
+    """Short convolution of a sequence [S, E], and its last W inputs. More leading dimensions are allowed."""
     joined = torch.cat((before_WE.to(x_SE.dtype), x_SE), dim=-2)
     tokens = x_SE.shape[-2]
     y_SE = joined[..., :tokens, :] * weight_EW[:, 0]

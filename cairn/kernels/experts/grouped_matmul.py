@@ -77,7 +77,7 @@ MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
 
 class Gating(NamedTuple):
-    """What becomes of a product whose first rows are a gate: silu(gate) * up, or its clamped form."""
+    """Gated epilogue silu(gate) * up, or its clamped form."""
 
     limit: float = 0.0  # above 0: min(gate, limit) * sigmoid(1.702 gate) * (clamp(up, limit) + 1)
 
@@ -216,7 +216,7 @@ def grouped_parts(
 
 
 def listed(pairs: Pairs, w_ENK: ExpertMatrices, gating: Gating | None) -> Pairs:
-    """With the list of tiles, if the product with `w_ENK` reads it; the next one need not make it again."""
+    """Add the list of tiles if the matmul with `w_ENK` reads it, so that the next one can reuse it."""
     many = _of_many(w_ENK, pairs)
     if not many or not pairs.ends_E.is_cuda or not _suits_ring(*many, gating):
         return pairs
@@ -233,7 +233,7 @@ def _of_many(
 
 
 def _suits_ring(w: Tensor | Fp8Experts, pairs: Pairs, gating: Gating | None) -> bool:
-    """In 16 bits the ring is ahead where rows are gated, and gated rows have to be many."""
+    """Return whether the ring kernel is faster; in 16 bits it is for many gated rows."""
     if gating is None:
         return isinstance(w, Fp8Experts) and ring_unfit(w) is None
     many = pairs.total >= LEAST_GATHERED * w.shape[0]
@@ -250,7 +250,7 @@ def _launched_few(
     gather: bool = False,
     gating: Gating | None = None,
 ) -> bool:
-    """Whether these were a few pairs of MXFP4 experts, whose kernel has been launched."""
+    """Launch the kernel for few pairs of MXFP4 experts if it applies; return whether it did."""
     few = isinstance(pairs, FewPairs) and isinstance(w, Mxfp4Experts) and isinstance(x, Tensor)
     if not few or not few_mxfp4.suits(x, w):
         return False
@@ -316,7 +316,7 @@ def _check_matrices(w: ExpertMatrices) -> tuple[int, int, int]:
 
 
 def _stored(w: ExpertMatrices) -> Tensor:
-    """What TMA reads."""
+    """The tensor that TMA reads."""
     if isinstance(w, Tensor):
         return w
     return w.values_ENK if isinstance(w, Fp8Experts) else w.packed_ENB
@@ -436,6 +436,6 @@ def constants(
 def cost(
     pairs: int, active: int, n: int, k: int, *, swiglu: bool = False, weight_bytes: float = 2.0
 ) -> Cost:
-    """Of 16-bit activations; `active`: experts that have tokens; n counts gate and up."""
+    """Cost with 16-bit activations; `active` is the number of experts with tokens, n counts gate and up."""
     columns = n // 2 if swiglu else n
     return Cost(2.0 * pairs * n * k, weight_bytes * active * n * k + 2.0 * pairs * (k + columns))

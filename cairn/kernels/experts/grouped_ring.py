@@ -1,4 +1,4 @@
-"""Where the grouped product of `grouped_ring_kernel` can run, how it is launched, and in which forms it ships.
+"""Grouped matmul of `grouped_ring_kernel`: requirements, launch, and compiled variants.
 
 Takes bfloat16 or float8 with scales of rows, whole tiles of columns, no bias and no clamped gate. What it leaves is for
 the other forms of `grouped_matmul`, whose results it equals bit by bit.

@@ -1,4 +1,4 @@
-"""Which experts does each token visit, and with which weights? Scores, the best k, and their weights in one launch.
+"""Expert routing: scores, top-k and weights in one launch.
 
     logits [T, E]  ->  softmax or sigmoid  ->  the k best by score + bias  ->  chosen [T, k], weights [T, k]
 
@@ -24,7 +24,7 @@ LARGEST = tl.constexpr(0x7FFFFFFF)
 
 
 class Routing(NamedTuple):
-    """How scores become a choice."""
+    """Routing parameters."""
 
     per_token: int
     score: Literal["softmax", "sigmoid"] = "softmax"

@@ -36,5 +36,5 @@ def narrow(values: np.ndarray, dtype: tl.dtype, truncate: bool = False) -> np.nd
 
 @functools.cache
 def _values(dtype: tl.dtype) -> np.ndarray:
-    """What each of the 256 bit patterns stands for."""
+    """Value of each of the 256 bit patterns."""
     return torch.arange(256, dtype=torch.uint8).view(FLOAT8[dtype]).float().numpy()

@@ -27,7 +27,7 @@ DEFAULT = {"block": 2048, "warps": 4}
 def gated_activation_backward_reference(
     grad: Tensor, gate: Tensor, up: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """In float32, or in float64 where the gate is; rounded at the end only."""
+    """Reference in float32 (float64 for a float64 gate), rounded at the end only."""
     wide = torch.float64 if gate.dtype == torch.float64 else torch.float32
     x, g = gate.to(wide), grad.to(wide)
     if activation == "gelu":

@@ -1,4 +1,4 @@
-"""One row of a table for each token, and the gradient of the table.
+"""Embedding lookup and the gradient of its table.
 
     forward    x[t] = weight[token[t] - first]; zero for a token that another rank holds (vocabulary in parallel)
     backward   d[v] = sum of the gradients of all t with token v

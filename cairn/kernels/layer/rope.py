@@ -1,4 +1,4 @@
-"""From the fused projection to attention: norm each head of q and k, and rotate them by their positions.
+"""QK norm and RoPE of the fused QKV projection.
 
     qkv [T, (H + 2K) * C]  ->  q [T, H, C], k [T, K, C], v [T, K, C]
 
@@ -39,7 +39,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 class Pages(NamedTuple):
-    """Where keys and values go; see kv_write."""
+    """Cache slots for keys and values; see kv_write."""
 
     slots_T: Tensor  # int: page * page_size + place, or -1
     cache_k: Tensor  # [pages, page_size, K, C]
@@ -292,7 +292,7 @@ def launch_rope(
 
 
 def _shares(most: int, q: int, kv: int) -> dict[str, int]:
-    """How the heads of a token are divided among programs that have at most so many of q."""
+    """Division of a token's heads among programs with at most `most` query heads."""
     parts = blocks(q, min(most, width(q)))
     return {"Q": min(most, width(q)), "KV": width(blocks(kv, parts)), "PARTS": parts}
 
@@ -351,7 +351,7 @@ class Inputs(NamedTuple):
 
 
 def random_inputs(tokens: int, q: int, kv: int, normed: bool) -> Inputs:
-    """On the GPU, heads of 128, in sequences of 4096."""
+    """Random inputs on the GPU with heads of 128, in sequences of 4096."""
     qkv = torch.randn(tokens, (q + 2 * kv) * 128, device="cuda").bfloat16()
     weights = torch.randn(2, 128, device="cuda").bfloat16()
     heads = Heads(q, kv, weights[0], weights[1]) if normed else Heads(q, kv)

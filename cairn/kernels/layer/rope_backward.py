@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class Heads(NamedTuple):
-    """How a row of the fused projection is divided: q, k and v heads of one size; and how q and k are normed."""
+    """Layout of a row of the fused projection: q, k and v heads of one size, and the norms of q and k."""
 
     q: int
     kv: int
@@ -57,7 +57,7 @@ class Heads(NamedTuple):
 
 
 def check_rope(qkv: Tensor, heads: Heads, table: Tensor | None, positions: Tensor | None) -> int:
-    """What both directions take; the size of a head, if everything fits."""
+    """Check the arguments of both directions and return the head size."""
     size, tokens = heads.check(qkv), qkv.shape[0]
     if table is not None:
         check("table", table, dtypes=FLOATS, shape=(None, size), beside=qkv)
@@ -77,7 +77,7 @@ def rope_backward_reference(
     table: Tensor | None,
     positions: Tensor | None,
 ) -> Gradients:
-    """In float32, or in float64 where qkv is; rounded at the end only."""
+    """Reference in float32 (float64 for a float64 qkv), rounded at the end only."""
     wide = torch.float64 if qkv_TE.dtype == torch.float64 else torch.float32
     packed = qkv_TE.unflatten(-1, (heads.q + 2 * heads.kv, -1)).to(wide)
     parts = packed.split([heads.q, heads.kv, heads.kv], dim=1)
@@ -225,7 +225,7 @@ def _joined(dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor | None:
 
 
 def heads_side_by_side(grad_THC: Tensor) -> Tensor:
-    """As it is, if a token's heads are: the tokens may be apart, as where dk and dv share one tensor."""
+    """Return the gradient with contiguous heads; tokens may be strided, as when dk and dv share a tensor."""
     tokens_apart = grad_THC.stride()[1:] == (grad_THC.shape[2], 1)
     return grad_THC if tokens_apart else grad_THC.contiguous()
 

@@ -1,4 +1,4 @@
-"""How surprised is a model by the next token? Cross-entropy over a vocabulary of 100,000 and more, and its gradient.
+"""Cross-entropy over vocabularies of 100,000 tokens and more, and its gradient.
 
     lse  = log(sum(exp(logits)))          loss = lse - (1 - s) * logits[target] - s * mean(logits) + z * lse^2
     gradient = softmax(logits) * (1 + 2 * z * lse) - (1 - s) * onehot(target) - s / V
@@ -94,7 +94,7 @@ def cross_entropy(
     shard: VocabShard | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """For autograd: reads the logits once forward; backward() leaves its gradient in their place.
+    """Differentiable cross-entropy: reads the logits once in forward; backward() overwrites them with their gradient.
 
     The mean is over the tokens that count, and 0 where none does.
     """
@@ -138,7 +138,7 @@ def forward(logits: Tensor, targets: Tensor, rule: Rule) -> Losses:
 
 
 def statistics(logits: Tensor, targets: Tensor, rule: Rule) -> Tensor:
-    """What a shard of the vocabulary contributes, [4, T]; see `join`."""
+    """Statistics [4, T] of a shard of the vocabulary; see `join`."""
     statistics_4T = logits.new_empty(4, logits.shape[0], dtype=torch.float32)
     _loop(logits, targets, None, None, statistics_4T, rule, forward=True, backward=False)
     return statistics_4T
@@ -224,7 +224,7 @@ def _in_pieces_(logits: Tensor, targets: Tensor, scale: Tensor, rule: Rule, plan
 
 @functools.lru_cache(maxsize=64)
 def _together(plan: Plan, device: torch.device) -> int:
-    """How many programs this GPU holds at the same time: all of a launch have to be there."""
+    """Number of programs that are resident at once; a cooperative launch needs all of them."""
     per_sm = plan.per_sm
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor

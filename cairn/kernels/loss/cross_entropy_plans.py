@@ -1,4 +1,4 @@
-"""How is cross-entropy laid over the chip, and how are its kernels compiled? Sizes in, plans out; nothing runs here.
+"""Launch plans of cross-entropy: sizes in, plans out; nothing runs here.
 
 In pieces, `per_sm` programs share a multiprocessor. Each keeps the piece whose gradient is due in registers, 64 logits
 for each thread, and has `stages` - 1 pieces on their way. Many small programs do better than few large ones: while
@@ -25,11 +25,11 @@ class Plan(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Of a program: the pieces on their way, what its reductions need and what the hardware keeps."""
+        """Shared memory of a program: pieces in flight, reductions, and the hardware's reserve."""
         return (self.stages - 1) * self.block * 2 + 2048
 
     def constants(self, columns: int) -> dict[str, int]:
-        """Of the kernel in pieces, which are equally long and begin at cache lines."""
+        """Constants of the kernel in pieces of equal length that begin at cache lines."""
         pieces = self.pieces(columns)
         size = -(-columns // (64 * pieces)) * 32  # in words of two
         width = 1 << (pieces - 1).bit_length()

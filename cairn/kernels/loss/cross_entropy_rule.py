@@ -1,4 +1,4 @@
-"""What counts as cross-entropy loss, and how the shards of a vocabulary are joined. Pure torch; any device.
+"""Definition of the cross-entropy loss, and the reduction over vocabulary shards. Pure torch; any device.
 
 `cross_entropy_reference` is the specification: every kernel is held against it and against its autograd.
 """
@@ -15,7 +15,7 @@ LOG2E = 1.4426950408889634
 
 
 class VocabShard(NamedTuple):
-    """One rank's columns of the logits, and how the ranks' results are joined (in place or not)."""
+    """A rank's columns of the logits, and the reductions over ranks (in place or not)."""
 
     start: int  # the first token of this rank
     total: int  # tokens of all ranks
@@ -29,7 +29,7 @@ class Losses(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What counts as loss."""
+    """Options of the loss."""
 
     ignore_index: int = -100
     z_loss: float = 0.0
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 def cross_entropy_reference(
     logits_TV: Tensor, targets_T: Tensor, rule: Rule | None = None
 ) -> Losses:
-    """In float32, or in float64 where the logits are. Its autograd is the gradient."""
+    """Reference in float32 (float64 for float64 logits); autograd gives its gradient."""
     rule = rule or Rule()
     wide = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
     counts_T = targets_T != rule.ignore_index
@@ -66,7 +66,7 @@ def cross_entropy_reference(
 
 
 class _Sharded(torch.autograd.Function):
-    """Of the columns that this rank has: the ranks' results are joined forward, and backward needs nobody."""
+    """Loss of a vocabulary shard: forward reduces over ranks, backward needs no communication."""
 
     @staticmethod
     def forward(  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""What follows a linear layer, before its result is written: bias, SwiGLU or GELU, residual, quantisation. Pure torch.
+"""Epilogue of a linear layer: bias, SwiGLU or GELU, residual, quantisation. Pure torch.
 
 With SwiGLU the first half of b's rows is the gate and the second half is up, as the model keeps them:
 y = silu(a @ gate.T) * (a @ up.T). With a scale y becomes float8 e4m3: clamp(y / scale). `matmul_reference` is the
@@ -18,7 +18,7 @@ LARGEST_E4M3 = 448.0
 
 
 class Epilogue(NamedTuple):
-    """What happens to a @ b.T, in this order."""
+    """Operations on a @ b.T, in this order."""
 
     bias_N: Tensor | None = None
     activation: Activation | None = None
@@ -53,7 +53,7 @@ class Epilogue(NamedTuple):
 def matmul_reference(
     a_MK: Tensor, b_NK: Tensor, epilogue: Epilogue, dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
-    """In float32, or in float64 where a is; rounded at the end only."""
+    """Reference in float32 (float64 for a float64 a), rounded at the end only."""
     wide = torch.float64 if a_MK.dtype == torch.float64 else torch.float32
     y = a_MK.to(wide) @ b_NK.to(wide).T
     if epilogue.bias_N is not None:

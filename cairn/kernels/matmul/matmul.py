@@ -186,7 +186,7 @@ def usual_tiles(m: int, n: int) -> Tiles:
 
 
 def _config(key: str, m: int, n: int, epilogue: Epilogue) -> tuple[Tiles, str]:
-    """Which tiles, and who is faster: "triton" or "torch"."""
+    """Tiles and the faster implementation, "triton" or "torch"."""
     tiles = usual_tiles(m, n)
     if epilogue.activation == "gelu" and tiles is LARGE:
         tiles = PAIR
@@ -229,6 +229,6 @@ def _constants(tiles: Tiles, activation: Activation | None) -> dict[str, int | b
 
 
 def cost(m: int, n: int, k: int, *, swiglu: bool = False, residual: bool = False) -> Cost:
-    """Of 16-bit operands and results; n counts gate and up."""
+    """Cost with 16-bit operands and results; n counts gate and up."""
     results = m * (n // 2 if swiglu else n) * (2 if residual else 1)
     return Cost(2.0 * m * n * k, 2.0 * (m * k + n * k + results))

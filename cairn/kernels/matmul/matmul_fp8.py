@@ -119,7 +119,7 @@ def matmul_fp8(
 
 
 def _scale(name: str, scale: Tensor, rows: int, beside: Tensor) -> Tensor:
-    """One number, or one per row; as a flat tensor."""
+    """A flat tensor of scales: one, or one for each row."""
     check(name, scale, dtypes=(torch.float32,), beside=beside, packed=True)
     fits = scale.numel() in (1, rows)
     require(fits, name, f"1 or {rows} numbers", f"shape {list(scale.shape)}")
@@ -163,7 +163,7 @@ def _key(m: int, n: int, k: int, per_row: bool) -> str:
 
 
 def _config(m: int, n: int, k: int, per_row: bool) -> tuple[Tiles, str]:
-    """Which tiles, and who is faster: "triton" or "torch"."""
+    """Tiles and the faster implementation, "triton" or "torch"."""
     fits = 128 < m <= 256 and 120 <= WIDE.number(m, n) <= 132
     large = WIDE if fits else LARGE
     few = (
@@ -211,5 +211,5 @@ def launch(
 
 
 def cost(m: int, n: int, k: int) -> Cost:
-    """With 16-bit results; the scales are too few to count."""
+    """Cost with 16-bit results; the scales are negligible."""
     return Cost(2.0 * m * n * k, m * k + n * k + 2.0 * m * n)

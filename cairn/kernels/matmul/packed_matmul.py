@@ -124,7 +124,7 @@ def packed_plan(m: int, n: int, k: int, group: int, shifts: bool = False, bits: 
 
 
 def _most_programs(rows: int, deep: bool) -> int:
-    """On a multiprocessor: each of them waits much."""
+    """Maximum number of programs on a multiprocessor; several hide each other's latency."""
     if deep:
         return 2 if rows == LEAST_ROWS else 1
     return 4 if rows < FEW_ROWS else 2
@@ -136,7 +136,7 @@ def row_block(m: int) -> int:
 
 
 def stage_bytes(m: int, width: int, group: int, shifts: bool = False, bits: int = 4) -> int:
-    """Of shared memory, for one step of weights, scales and x."""
+    """Shared memory of one pipeline stage of weights, scales and x."""
     if group < TILE:
         scales = TILE * width // group * 2 * (1 + shifts)
     else:
@@ -150,23 +150,23 @@ def unit_of(width: int, group: int) -> int:
 
 
 def tile_rows(unit: int, bits: int) -> int:
-    """Of 128 bytes, of the tiles of so many columns, as TMA sees them."""
+    """Rows of 128 bytes that a tile of `unit` columns has for TMA."""
     return unit * TILE * bits // 8 // ROW_BYTES
 
 
 def uses_wgmma(m: int, plan: Plan) -> bool:
-    """Whether a warpgroup multiplies together, or for few rows each warp on its own."""
+    """Return whether warpgroups multiply (wgmma); for few rows each warp multiplies on its own."""
     return plan.kernel == "packed" or row_block(m) > WARP_ROWS
 
 
 def stages_of(plan: Plan) -> int:
-    """Of two warpgroups each has buffers of its own, so that none waits for a phase two ahead: an even number."""
+    """Number of stages, a multiple of the warpgroups, because each has its own buffers."""
     groups = plan.warps // 4
     return max(groups, plan.stages // groups * groups)
 
 
 class Registers(NamedTuple):
-    """Of a thread: on average, and of one that multiplies. One that copies has 24."""
+    """Registers per thread: on average, and of a multiplying one. A copying thread has 24."""
 
     average: int
     multiplying: int

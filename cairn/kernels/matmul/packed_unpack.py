@@ -154,7 +154,7 @@ def unpacked_and_scaled(raw, scales, shifts, layout: gl.constexpr, KIND: gl.cons
 
 @gluon.constexpr_function
 def of_bytes(kind):
-    """Whether a level is a byte."""
+    """Return whether a level is a byte."""
     return kind in ("int8", "fp8")
 
 
@@ -242,5 +242,5 @@ def _operand(PTX: gl.constexpr, given, layout: gl.constexpr, BYTES: gl.constexpr
 
 @gluon.constexpr_function
 def _constraints(results, operands):
-    """Of the registers of an instruction in PTX: results are written before all operands are read."""
+    """Register constraints of inline PTX whose results are written before all operands are read."""
     return ",".join(["=&r"] * results + ["r"] * operands)

@@ -59,7 +59,7 @@ class PackedWeights(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Whether groups are smaller than a tile."""
+        """Return whether groups are smaller than a tile."""
         return self.scales.dim() == 3
 
     @property
@@ -70,7 +70,7 @@ class PackedWeights(NamedTuple):
 
     @property
     def scales_NG(self) -> Tensor:
-        """As they are meant, in float32."""
+        """Scales in float32 without the stored lift."""
         scales = _plane(self.scales)
         return scales / LIFT if self.kind == "e2m1" else scales
 
@@ -113,13 +113,13 @@ def in_16_bits(plane: Tensor) -> Tensor:
 
 
 def counted(w: PackedWeights) -> PackedWeights:
-    """With counters, so that the last program of a tile joins its parts: no second kernel is launched for that."""
+    """Add counters, so that the last program of a tile reduces its parts without a second launch."""
     tiles = len(w.tiles) * (MOST_ROWS // FEW_ROWS)
     return w._replace(arrived=torch.zeros(tiles, dtype=torch.int32, device=w.tiles.device))
 
 
 def in_order(w: PackedWeights, order_N: Tensor) -> PackedWeights:
-    """With rows in another order."""
+    """Permute the rows."""
     shifts_NG = None if w.shifts_NG is None else w.shifts_NG[order_N]
     factor_N = None if w.factor_N is None else w.factor_N[order_N]
     levels_NK = unpacked_tiles(w.tiles)[order_N]

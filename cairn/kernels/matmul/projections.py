@@ -1,4 +1,4 @@
-"""Which matrices does a model multiply with? Rows x columns as nn.Linear keeps them, for benchmarks and tuning.
+"""Weight shapes of models (rows x columns as in nn.Linear), for benchmarks and tuning.
 
 A token costs 2 * N * K operations and, where few tokens share a step, all N * K weights have to be read for them.
 """

@@ -51,14 +51,14 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def skinny_fp8_reference(x: Tensor | Quantized, w: Quantized, epilogue: Epilogue) -> Tensor:
-    """In float32; y in bfloat16, or in the type of x where that has 16 bits."""
+    """Reference in float32; y is bfloat16, or has the dtype of a 16-bit x."""
     kind = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     wide = x.float() if isinstance(x, Tensor) else x.values.float() * x.scale
     return matmul_reference(wide, w.values.float() * row_scales(w), epilogue, kind)
 
 
 def is_blocked(w: Quantized) -> bool:
-    """Whether blocks of 128 x 128 have the scales, and not rows."""
+    """Return whether the scales are for blocks of 128 x 128 rather than for rows."""
     n, k = w.values.shape
     return tuple(w.scale.shape) == (-(-n // BLOCK), k // BLOCK) != (n, 1) and k % BLOCK == 0
 
@@ -79,7 +79,7 @@ def skinny_fp8(
     prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """One row x [1, K] in 16 bits, or up to 256 quantised rows; w [N, K] quantised by rows or blocks."""
+    """Multiply one 16-bit row x [1, K] or up to 256 quantised rows with w [N, K], quantised by rows or blocks."""
     values = _checked(x, w)
     require(activation in (None, "swiglu"), "activation", "'swiglu' or None", repr(activation))
     epilogue = Epilogue(bias_N, activation)
@@ -139,7 +139,7 @@ def _obstacle(x: Tensor, w: Quantized, plan: Plan) -> str | None:
 
 
 def fp8_plan(m: int, n: int, k: int, one_row: bool) -> Plan:
-    """That of as many bytes in 16 bits, with twice the columns; for more than 64 rows one wave of programs."""
+    """Plan of the 16-bit matmul with as many bytes and twice the columns; above 64 rows one wave of programs."""
     if m > FEW_ROWS and (wave := wave_plan(m, n, k)) is not None:
         return wave
     plan = default_plan(1 if one_row else max(m, 2), n, -(-k // 2))
@@ -204,7 +204,7 @@ def launch(
 
 
 def most_registers(plan: Plan, k: int, blocks: bool) -> int | None:
-    """Of a thread. With two more than 64 a multiprocessor has three programs of 8 warps in place of four."""
+    """Register limit of a thread; above 64 a multiprocessor fits three programs of 8 warps instead of four."""
     held = plan.block_n * triton.cdiv(k, plan.block_k) * plan.block_k // (32 * plan.warps)
     return 64 if held <= HELD_BYTES and not blocks else None
 
@@ -212,7 +212,7 @@ def most_registers(plan: Plan, k: int, blocks: bool) -> int | None:
 def launch_row(
     x: Tensor, w: Quantized, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool = False
 ) -> None:
-    """One row of x; w may have whole numbers of 8 bits, too."""
+    """Launch the kernel for one row of x; w may be int8."""
     n, k = w.values.shape
     kernel: Any = one_row_kernel
     kernel[(triton.cdiv(n, plan.block_n),)](

@@ -154,7 +154,7 @@ def _default(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[str, dict[str,
 
 
 def _config(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Plan, str]:
-    """Which plan, and who is faster: "triton" or "torch"."""
+    """Plan and the faster implementation, "triton" or "torch"."""
     found = tuned("skinny_matmul", *_default(m, n, k, dtype))
     return Plan(*(found[name] for name in Plan._fields)), found["impl"]
 

@@ -1,4 +1,4 @@
-"""How is a product of few rows laid over the chip? Sizes in, a launch plan out; nothing here runs a kernel.
+"""Launch plans of matmuls with few rows: sizes in, a plan out; nothing runs here.
 
 Reasons behind the defaults, measured on an H200 (132 multiprocessors, 4.5 TB/s of reads):
 
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     overlap: bool = True  # start before the predecessor has ended
 
     def parts(self, k: int) -> int:
-        """Those that are not empty."""
+        """Number of parts that are not empty."""
         return min(self.split, -(-k // self.block_k))
 
 
@@ -65,7 +65,7 @@ def skinny_is_faster(m: int, n: int, k: int, *, gated: bool = False) -> bool:
 
 
 def row_block(m: int) -> int:
-    """Those of a program."""
+    """Rows of a program."""
     return min(padded_rows(m), TILE_ROWS)
 
 
@@ -80,7 +80,7 @@ def row_plan(k: int, block_n: int = 4, warps: int = 0) -> Plan:
 def stream_plan(
     m: int, k: int, pieces: int = 1, split: int = 1, block_k: int = 0, ring: int = LARGE_RING
 ) -> Plan:
-    """As many stages as the ring has room for, if there are as many steps."""
+    """Plan with as many stages as fit into the ring and as there are steps."""
     rows = row_block(m)
     block_k = block_k or (256 if rows <= 32 and split == 1 else 128)
     steps = -(-k // (block_k * split))
@@ -127,13 +127,13 @@ def wave_plan(m: int, n: int, k: int) -> Plan | None:
 
 
 def _fp8_stream_plan(m: int, k: int, pieces: int, split: int, block_k: int, ring: int) -> Plan:
-    """That of as many bytes in 16 bits."""
+    """Plan of the 16-bit matmul with as many bytes."""
     half = stream_plan(m, -(-k // 2), pieces, split, block_k // 2, ring)
     return half._replace(block_k=block_k)
 
 
 def beside_plan(m: int, n: int, k: int, ring: int = BESIDE_RING) -> Plan:
-    """Where attention of other rows runs at the same time: hidden behind it, this need not be fast, but has to fit."""
+    """Plan for a matmul that runs concurrently with attention: it must fit beside it, and need not be fast."""
     usual = default_plan(m, n, k)
     if usual.kernel == "row":
         return usual

@@ -1,4 +1,4 @@
-"""How packed weights lie in memory, so that a thread reads its own operand of a tensor-core instruction.
+"""Memory layout of packed weights in which a thread reads its own operand of a tensor-core instruction.
 
     levels [N, K] of 4 or 8 bits  ->  tiles [N / 64, K / 64] of 2,048 or 4,096 bytes, 16 or 32 for each of 128 threads
 

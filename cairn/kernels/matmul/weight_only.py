@@ -287,7 +287,7 @@ def parts_of(m: int, n: int, k: int) -> int:
 
 
 def most_rows(kind: str) -> int:
-    """Of x: with more, dequantising the matrix costs less than unpacking it for each block of rows."""
+    """Maximum rows of x; with more, dequantising the matrix costs less than unpacking it for each block of rows."""
     return MOST_ROWS // 2 if kind in NIBBLES else MOST_ROWS
 
 

@@ -32,7 +32,7 @@ from cairn.kernels.norm.rows import (
 
 
 class Added(NamedTuple):
-    """What is added before the norm, and where the sum goes."""
+    """Residual that is added before the norm, and the output for the sum."""
 
     residual: Tensor | None = None
     total: Tensor | None = None

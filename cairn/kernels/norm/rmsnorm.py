@@ -270,7 +270,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _offer(x: Tensor, residual: Tensor | None, weight: Tensor, impl: Impl) -> str:
-    """Which implementation runs, after a look at the arguments."""
+    """Check the arguments and select the implementation."""
     check("x", x, dtypes=FLOATS)
     check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], beside=x, packed=True)
     if residual is not None:

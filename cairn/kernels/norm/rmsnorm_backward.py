@@ -37,7 +37,7 @@ def rmsnorm_backward_reference(
     plus_one: bool = False,
     grad_residual_TD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """In float32, or in float64 where x is; rounded at the end only."""
+    """Reference in float32 (float64 for a float64 x), rounded at the end only."""
     wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
     g, w = grad_TD.to(wide), weight_D.to(wide) + plus_one
     n = x_TD.to(wide) * rstd_T.to(wide)[:, None]

@@ -1,4 +1,4 @@
-"""How are the rows of a tensor laid over the programs of a kernel?
+"""Layouts of tensor rows over the programs of a kernel.
 
 Row-wise kernels (norms, activations, quantisation) share one form: a program holds `rows` whole rows in
 registers, works on them and steps on until none is left.
@@ -72,7 +72,7 @@ def packed_layout(columns: int) -> Layout:
 
 
 def summing_layout(columns: int) -> Layout:
-    """For kernels that also sum over rows: few programs, because each writes its sums; their rows are on the way
+    """Layout for kernels that also sum over rows: few programs, because each writes its sums; their rows are on the way
     ahead of time, as far as shared memory goes. 16 columns for each thread leave registers for the sums."""
     warps = max(1, min(width(columns) // 512, 32))
     stages = 3 if columns <= 8192 else 2 if columns <= 16384 else 1
@@ -80,7 +80,7 @@ def summing_layout(columns: int) -> Layout:
 
 
 def candidates(columns: int) -> list[dict[str, int]]:
-    """What is worth a try for kernels that read a row, reduce it and write it."""
+    """Candidates for tuning kernels that read a row, reduce it and write it."""
     full = default_layout(columns).warps
     ideas = [
         Layout(1, full),
@@ -107,7 +107,7 @@ def width(columns: int) -> int:
 
 
 def blocks(count: int, size: int) -> int:
-    """How many blocks of a size it takes to cover a count."""
+    """Number of blocks of a size that cover a count."""
     return -(-count // size)
 
 

@@ -36,7 +36,7 @@ _MASK = 0xFFFFFFFF
 
 
 class Step(NamedTuple):
-    """What one step of the optimizer is: numbers of the host."""
+    """Hyperparameters of an optimizer step on the host."""
 
     number: int  # 1 for the first
     lr: float
@@ -79,7 +79,7 @@ class State(NamedTuple):
 
 
 def adamw_reference(state: State, step: Step, scale: Tensor | None = None) -> None:
-    """In place, one tensor after another."""
+    """Reference: update the tensors in place, one after another."""
     beta1, beta2, eps, kept, size, root = step.coefficients()
     factor = torch.ones(()) if scale is None else scale
     if not factor.isfinite():

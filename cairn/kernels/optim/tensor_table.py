@@ -56,7 +56,7 @@ def tables(**roles: Sequence[Tensor]) -> Sequence[Table]:
 
 
 def check_roles(roles: Mapping[str, Sequence[Tensor]]) -> None:
-    """As many tensors in each role, of the same shapes, each role of one type, all on one device."""
+    """Check that all roles have equally many tensors of the same shapes, one dtype each, on one device."""
     first_name, first = next(iter(roles.items()))
     for name, tensors in roles.items():
         count = len(first)

@@ -35,7 +35,7 @@ MOST_PARTS = 8  # of a prefix: each more is a longer way to join them
 
 
 class Cascade(NamedTuple):
-    """What a step's layers have in common: the pages of the prefix, and those behind it."""
+    """Block tables shared by the layers of a step: those of the prefix, and those after it."""
 
     prefix_S: Tensor  # int32: tokens of each part of the prefix; in all, whole pages that all sequences begin with
     prefix_SP: Tensor  # a table for each part
@@ -45,7 +45,7 @@ class Cascade(NamedTuple):
 
 
 def parts_of(queries: int, heads: int, kv_heads: int) -> int:
-    """How many parts a prefix is cut into, so that so many queries fill the GPU: a power of two."""
+    """Number of parts of a prefix, a power of two, so that the queries fill the GPU."""
     tiles = -(-queries * (heads // kv_heads) // SMALL_TILES.rows)
     fitting = max(1, min(MOST_PARTS, PROGRAMS // (tiles * kv_heads)))
     return 1 << (fitting.bit_length() - 1)
@@ -59,7 +59,7 @@ def split_tables(
     parts: int = 1,
     queries: int | None = None,
 ) -> Cascade:
-    """Once for a step, in tensors alone. `shared_1`: int32 [1], tokens that all sequences begin with.
+    """Split the tables, once for a step and without host synchronisation. `shared_1`: int32 [1], shared prefix tokens.
 
     `queries`: of all sequences together; None: one for each.
     """
@@ -105,7 +105,7 @@ def cascade_attention(
     v_scale: Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """As `paged_attention` over the whole tables."""
+    """Attention with the result of `paged_attention` over the whole tables."""
     check("q", q_THC, shape=(None, None, None))
     require(len(q_THC) > 0, "q", "at least one query", 0)
     check("prefix", cascade.prefix_S, dtypes=(torch.int32,), shape=(None,), beside=q_THC)
@@ -127,7 +127,7 @@ def cascade_attention(
 
 
 def _over_prefix(call: Paged, queries: int) -> State:
-    """Of the same queries for each part of the prefix; joined."""
+    """Attention of all queries over each part of the prefix, combined."""
     if needs_cuda(call.q_THC) is None:
         small = SMALL_TILES._replace(rows=max(SMALL_TILES.rows, power_of_2(call.group)))
         plan = small if call.columns <= 128 and call.q_THC.dtype != torch.float32 else None

@@ -65,7 +65,7 @@ def copy_blocks(cache: Tensor, pairs: Tensor, impl: Impl = "auto") -> None:
 
 
 def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor, impl: Impl = "auto") -> None:
-    """From one cache to another, one of them in pinned host memory; `pairs` on the GPU."""
+    """Copy blocks between two caches, one of them in pinned host memory; `pairs` is on the GPU."""
     _check_cache("source", source)
     _check_cache("target", target)
     apart("target", target)

@@ -40,7 +40,7 @@ MOST_ROWS = 32  # queries x heads of a tile: more would not fit the registers
 
 
 class Latents(NamedTuple):
-    """One call whose arguments have been checked."""
+    """Checked arguments of a call."""
 
     q_THE: Tensor
     cache: Tensor  # [pages, page_size, 1, columns], as `latent_rows` says
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
 
 
 def latent_attention_reference(call: Latents) -> Tensor:
-    """In float32, one sequence after another, [T, H, rank]."""
+    """Reference in float32, one sequence after another; returns [T, H, rank]."""
     out_THR = call.q_THE.new_zeros(*call.q_THE.shape[:2], call.rank, dtype=torch.float32)
     starts = range(call.sequences + 1) if call.starts is None else call.starts.tolist()
     for sequence, length in enumerate(call.lengths.tolist()):
@@ -380,7 +380,7 @@ def _checked(
 
 
 def cost(tokens: int, length: int, heads: int, layout: RowLayout) -> Cost:
-    """One query for each sequence of `length` rows: two products, and every row read once."""
+    """Cost with one query per sequence of `length` rows: two matmuls, every row read once."""
     pairs, rank = tokens * length, layout.rank
     width = rank + layout.rotated
     read = (1.0 if layout.float8 else 2.0) * pairs * layout.columns + 2.0 * tokens * heads * (

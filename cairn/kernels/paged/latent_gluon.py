@@ -1,4 +1,4 @@
-"""Where the Gluon form of latent decode can run, and how it is launched."""
+"""Gluon kernel of latent decode: requirements and launch."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ SWIZZLED = 64  # columns of a copy, the widest swizzle
 
 
 class GluonPlan(NamedTuple):
-    """How a launch is laid out."""
+    """Launch parameters."""
 
     tile: int  # heads
     block: int = 64  # rows of the cache in a step

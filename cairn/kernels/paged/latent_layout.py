@@ -1,4 +1,4 @@
-"""How a token's row of latent attention lies in a cache: in the model's type, or with its latent in float8.
+"""Layout of a token's row of latent attention in a cache: in the model's dtype, or with its latent in float8.
 
     float8 row    [latent, e4m3: rank bytes] [a float32 scale for each 128 of them] [rotated key, 16 bits]
 
@@ -13,7 +13,7 @@ MOST_PER_SCALE = 128
 
 
 class RowLayout(NamedTuple):
-    """Where the parts of a row lie; offsets of the scales and the key in elements of their own types."""
+    """Offsets of the parts of a row; those of scales and key are in elements of their own dtypes."""
 
     rank: int
     rotated: int
@@ -30,7 +30,7 @@ class RowLayout(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of the cache."""
+        """Columns of the cache."""
         return self.rank + 4 * self.scales + self.rotated * (2 if self.float8 else 1)
 
     @property
@@ -56,5 +56,5 @@ class RowLayout(NamedTuple):
 
 
 def _tile(columns: int) -> int:
-    """What a kernel loads of them: a power of 2."""
+    """Columns that a kernel loads: a power of 2."""
     return max(16, 1 << (columns - 1).bit_length())

@@ -52,7 +52,7 @@ def packed_rows(rows_TE: Tensor, layout: RowLayout) -> Tensor:
 
 
 def unpacked_rows(stored_NB: Tensor, layout: RowLayout, kind: torch.dtype) -> Tensor:
-    """What the rows of a cache stand for, [N, rank + rotated]."""
+    """Dequantised rows of a cache, [N, rank + rotated]."""
     if not layout.float8:
         return stored_NB
     latents, scales, keys = views(stored_NB, kind)

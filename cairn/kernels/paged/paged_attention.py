@@ -39,7 +39,7 @@ FEW = 8  # queries of a sequence that the decode kernel takes
 
 
 def paged_attention_reference(call: Paged) -> tuple[Tensor, Tensor]:
-    """In float32 (float64 if q is), one sequence after another: [T, H, C] and its log-sum-exp [T, H]."""
+    """Reference in float32 (float64 for a float64 q), sequence by sequence: [T, H, C] and its log-sum-exp [T, H]."""
     kind = torch.float64 if call.q_THC.dtype == torch.float64 else torch.float32
     out_THC = torch.zeros(call.q_THC.shape, dtype=kind, device=call.q_THC.device)
     lse_TH = torch.full(call.q_THC.shape[:2], -torch.inf, dtype=kind, device=call.q_THC.device)
@@ -140,7 +140,7 @@ def paged_attention(
 
 
 def _offers(call: Paged, workspace: Workspace | None) -> dict[str, str | None]:
-    """For prefill Gluon comes first where the tuned table says that it is faster."""
+    """Candidates in order of preference; for prefill Gluon is first if the tuned table says that it is faster."""
     obstacle = needs_cuda(call.q_THC) or _obstacle(call)
     if _is_decode(call):
         blocked = obstacle or paged_decode_gluon.obstacle(call, workspace)

@@ -53,7 +53,7 @@ MOST_ROWS = 64  # queries x heads of a group that fit a tile
 
 
 class Plan(NamedTuple):
-    """How a launch is laid out; the table of tuned configurations names the same fields."""
+    """Launch parameters; the tuned tables have the same fields."""
 
     block: int = 64  # keys of a tile
     warps: int = 4
@@ -207,7 +207,7 @@ def _decode_kernel(
 
 
 def fits(call: Paged, queries: int) -> bool:
-    """Whether that many queries of a sequence go into one tile."""
+    """Return whether this number of queries of a sequence fits into one tile."""
     return queries * call.group <= MOST_ROWS
 
 
@@ -252,7 +252,7 @@ def tile_rows(group: int, queries: int) -> int:
 
 
 def key(columns: int, page_size: int, cache: torch.dtype, rows: int) -> str:
-    """Of the configuration in the tuned tables, which are kept under the name of the public function."""
+    """Key of the configuration in the tuned tables, which are stored under the name of the public function."""
     return f"decode,columns={columns},page={page_size},{short(cache)},rows={rows}"
 
 

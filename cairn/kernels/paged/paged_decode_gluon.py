@@ -1,4 +1,4 @@
-"""Where the Gluon form of the decode kernel can run, and how it is launched."""
+"""Gluon decode kernel: requirements and launch."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from cairn.kernels.paged.paged_views import matrix_view
 
 
 class Plan(NamedTuple):
-    """How a launch is laid out."""
+    """Launch parameters."""
 
     buffers: int = 3  # tiles under way or in work
     per_sm: int = 2  # programs

@@ -1,4 +1,4 @@
-"""Where attention that was cut into parts leaves them, and how they are added up.
+"""Partial results of split attention, and their reduction.
 
 A program of the decode kernel leaves at most two unfinished pairs of a sequence and a key head: one that came in from
 the program before (slot 2p) and one that goes on to the next (slot 2p + 1). The pair that goes on belongs to p, its
@@ -171,7 +171,7 @@ def add_up_kernel(
 
 
 def has_few_parts(pairs: int, programs: int) -> bool:
-    """Whether who comes last adds a pair up: with few pairs each is cut into many parts, and that is work for many."""
+    """Return whether the pairs are too few for reduction by the last program; each then has many parts."""
     return 4 * pairs >= programs
 
 
@@ -183,6 +183,6 @@ def new_workspace(programs: int, rows: int, width: int, device: torch.device) ->
 
 
 def lasting_workspace(device: torch.device, rows: int = 16, width: int = 128) -> Workspace:
-    """For any plan: made once, and given to calls that follow one another on the same stream."""
+    """Workspace for any plan, created once and reused by successive calls on the same stream."""
     room = new_workspace(MOST_PER_SM * multiprocessors(device), rows, width, device)
     return room._replace(arrivals=torch.zeros_like(room.arrivals))

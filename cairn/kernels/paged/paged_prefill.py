@@ -35,7 +35,7 @@ from cairn.kernels.tuned import tuned
 
 
 class Plan(NamedTuple):
-    """How a launch is laid out; the table of tuned configurations names the same fields."""
+    """Launch parameters; the tuned tables have the same fields."""
 
     rows: int = 128  # of a tile: queries x heads of a group
     block: int = 64  # keys of a tile
@@ -223,7 +223,7 @@ def _descriptor(cache: torch.Tensor, view: View, block: int) -> TensorDescriptor
 
 
 def key(columns: int, page_size: int, cache: torch.dtype) -> str:
-    """Of the configuration in the tuned tables, which are kept under the name of the public function."""
+    """Key of the configuration in the tuned tables, which are stored under the name of the public function."""
     return f"prefill,columns={columns},page={page_size},{short(cache)}"
 
 

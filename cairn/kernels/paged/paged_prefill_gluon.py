@@ -1,4 +1,4 @@
-"""Where the Gluon form of prefill over pages can run, and how it is launched."""
+"""Gluon kernel of paged prefill: requirements and launch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What one call of attention over a paged cache asks for, and how a tile of keys is found in the pages.
+"""Arguments of paged attention, and the lookup of a tile of keys in the blocks.
 
     cache_k, cache_v   [pages, page_size, kv_heads, C]; the strides are free but for the last, which is 1, so pages that
                        keep each head's tokens together ([pages, kv_heads, page_size, C]) come as a transposed view
@@ -23,7 +23,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Paged(NamedTuple):
-    """One call whose arguments have been checked."""
+    """Checked arguments of a call."""
 
     q_THC: Tensor
     cache_k: Tensor
@@ -63,7 +63,7 @@ class Paged(NamedTuple):
         return self.q_THC.shape[2]
 
     def tensors(self) -> dict[str, Any]:
-        """For both kernels. A tensor that is absent is never read: any other stands in for its pointer."""
+        """Tensor arguments of both kernels. An absent tensor is never read; another one provides its pointer."""
         absent = self.lengths
         return dict(
             q=self.q_THC, k=self.cache_k, v=self.cache_v, tables=self.block_tables, lengths=self.lengths,

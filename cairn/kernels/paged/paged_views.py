@@ -20,7 +20,7 @@ class View(NamedTuple):
 
 
 def matrix_view(cache: Tensor) -> View | None:
-    """None where strides or sizes allow none: a descriptor takes steps of 16 bytes and widths that are powers of 2."""
+    """Matrix view of a cache, or None: descriptors need strides of 16 bytes and widths that are powers of 2."""
     pages, _, kv_heads, columns = cache.shape
     page, token, head, _ = cache.stride()
     steps = 16 // cache.element_size()

@@ -1,4 +1,4 @@
-"""What a step of the engine works on, made on the GPU from the few numbers that the host decides.
+"""Inputs of an engine step, computed on the GPU from the few numbers that the host decides.
 
 The host says, for each sequence of the step: which row of state it has, how many tokens it has computed, how many it
 computes now, and which pages it has got since. From that one launch makes
@@ -29,7 +29,7 @@ BLOCK = 256  # tokens or pages at a time
 
 
 class Decided(NamedTuple):
-    """What the host decides about the B sequences and T tokens of a step; all int32."""
+    """Decisions of the host about the B sequences and T tokens of a step; all int32."""
 
     rows_B: Tensor  # row of state, -1: padding
     starts_B: Tensor  # tokens computed before; -1: the row's length on the device
@@ -41,7 +41,7 @@ class Decided(NamedTuple):
 
 
 class State(NamedTuple):
-    """What stays on the GPU from step to step, by row; int32."""
+    """State that stays on the GPU between steps, by row; int32."""
 
     table_GNP: Tensor  # of each cache group
     last_token_N: Tensor
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the model and its attention take; int32."""
+    """Inputs of the model and its attention; int32."""
 
     tokens_T: Tensor
     positions_T: Tensor
@@ -110,7 +110,7 @@ def step_inputs(
 
 
 def _check_step(decided: Decided, state: State, inputs: Inputs) -> int:
-    """How many sequences there are, if everything fits."""
+    """Check the arguments and return the number of sequences."""
     first = check("rows_B", decided.rows_B, shape=(None,))
     tokens, sequences = decided.tokens_T.numel(), len(first)
     exact = {"B": sequences, "B1": sequences + 1}

@@ -147,5 +147,5 @@ def _repeated(scales: Tensor, block: int, count: int) -> Tensor:
 
 
 def cost(values: int) -> Cost:
-    """From 4 bits to 16."""
+    """Cost of dequantising 4 bits to 16."""
     return Cost(2.0 * values, values * (0.5 + 1 / BLOCK + 2))

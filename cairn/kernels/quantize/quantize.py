@@ -147,7 +147,7 @@ def quantize(
     out: Quantized | None = None,
     impl: Impl = "auto",
 ) -> Quantized:
-    """One scale for each row: x [..., D] -> values [..., D], scale [..., 1]."""
+    """Quantise with one scale for each row: x [..., D] -> values [..., D], scale [..., 1]."""
     rows_TD = as_rows("x", check("x", x, dtypes=FLOATS))
     require(dtype in LIMITS, "dtype", "float8_e4m3fn or int8", dtype)
     quantized = quantized_rows(x, dtype, out)
@@ -174,7 +174,7 @@ def quantize(
 
 
 def _third(columns: int) -> int:
-    """Of rows that are three times so many, a power of two and few enough for the registers; else 0."""
+    """A third of the columns if it is a power of two and fits into registers, else 0."""
     third = columns // 3
     fits = columns == 3 * third and third & (third - 1) == 0
     return third if fits and 32 <= third <= WIDEST_THIRD else 0

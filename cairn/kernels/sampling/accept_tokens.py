@@ -1,4 +1,4 @@
-"""Which drafted tokens hold, decided on the GPU: the row's length and last token after a step that verified drafts.
+"""Acceptance of draft tokens on the GPU: the length and last token of each row after a verification step.
 
     tokens of the row    t  d1 d2 d3        t: its last token; d1..d3: drafts of what follows
     drawn behind each    s0 s1 s2 s3        s0 is drawn behind t, s1 behind d1, ...
@@ -24,7 +24,7 @@ LANES = MOST_DRAFTS + 1
 
 
 class Drawn(NamedTuple):
-    """What a step computed and drew for its B sequences; all int32."""
+    """Sampled tokens of a step for its B sequences; all int32."""
 
     rows_B: Tensor  # row of state, -1: padding
     bounds_B1: Tensor  # which tokens of the step belong to which sequence

@@ -31,7 +31,7 @@ class LogProbs(NamedTuple):
 
 
 def packed_size(batch: int, n: int) -> int:
-    """How many float32 `views_of` needs."""
+    """Number of float32 values that `views_of` needs."""
     return _whole(batch) + _whole(batch * n) + batch * n
 
 
@@ -67,7 +67,7 @@ def logprobs(
     out: LogProbs | None = None,
     impl: Impl = "auto",
 ) -> LogProbs:
-    """Of each row's token, and of its `n` (up to 32) likeliest."""
+    """Log probabilities of each row's token and of its `n` (up to 32) most likely tokens."""
     check("logits", logits_BV, dtypes=FLOATS, shape=(None, None))
     batch, vocabulary = logits_BV.shape
     require(
@@ -125,7 +125,7 @@ def _rows(
 
 
 class Plan(NamedTuple):
-    """How a launch is laid out; the table of tuned configurations names the same fields."""
+    """Launch parameters; the tuned tables have the same fields."""
 
     lanes: int = 1024
     warps: int = 4
@@ -133,7 +133,7 @@ class Plan(NamedTuple):
     parts: int = 8  # programs that share a row, a power of two
 
     def parts_of(self, vocabulary: int) -> int:
-        """None without a column."""
+        """Number of parts of a row; none is empty."""
         tiles = -(-vocabulary // self.lanes)
         return min(self.parts, 1 << (tiles.bit_length() - 1))
 

@@ -21,7 +21,7 @@ from cairn.kernels.kernel import Cost
 
 
 class Penalties(NamedTuple):
-    """For each row of state."""
+    """Penalties of each row of state."""
 
     repetition_N: Tensor  # float32
     presence_N: Tensor  # float32

@@ -34,7 +34,7 @@ PHASES = {"whole": (True, True), "scan": (True, False), "finish": (False, True)}
 
 
 class Parameters(NamedTuple):
-    """How the tokens of each row of state are chosen."""
+    """Sampling parameters of each row of state."""
 
     temperature_N: Tensor  # float32; 0: the most likely token
     top_k_N: Tensor  # int32; 0: all
@@ -51,7 +51,7 @@ class Parameters(NamedTuple):
 
 
 def kept_reference(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B: Tensor) -> Tensor:
-    """Which tokens may be drawn, [B, V]; scores have been divided by the temperature."""
+    """Mask [B, V] of tokens that may be sampled; the scores are already divided by the temperature."""
     sorted_BV = scores_BV.sort(descending=True).values
     k_B = torch.where(top_k_B > 0, top_k_B, scores_BV.shape[1]).clamp(max=scores_BV.shape[1]).long()
     kept_BV = scores_BV >= sorted_BV.gather(1, k_B[:, None] - 1)
@@ -64,7 +64,7 @@ def kept_reference(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B:
 
 
 def sample_reference(logits_BV: Tensor, parameters: Parameters, position_B: Tensor) -> Tensor:
-    """In float64 throughout."""
+    """Reference in float64."""
     logits_BV = logits_BV.double().nan_to_num(-torch.inf, torch.inf, -torch.inf)
     temperature_B = parameters.temperature_N.double()
     greedy_B1 = (temperature_B <= 0)[:, None]
@@ -145,7 +145,7 @@ def _launch(
 
 
 class Plan(NamedTuple):
-    """How a launch is laid out; the table of tuned configurations names the same fields."""
+    """Launch parameters; the tuned tables have the same fields."""
 
     lanes: int = 8192  # columns of a step
     warps: int = 8

@@ -1,4 +1,4 @@
-"""Where in a row of scores is the cut? Bounds from a sample of it, and the exact cut by passes over all of it.
+"""Search for the truncation threshold in a row of scores: bounds from a sample, the exact value by full passes.
 
 A row is read in tiles of LANES columns, [LANES / GROUP, GROUP]: a group is what a thread loads at once, so what is
 done along it needs no other thread. The next tile is on its way while one is worked on.

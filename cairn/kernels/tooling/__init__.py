@@ -1,1 +1,1 @@
-"""What is done with kernels besides running them: find, compile, lint, explain, measure, tune, show."""
+"""Kernel tooling: find, compile, lint, explain, measure, tune, show."""

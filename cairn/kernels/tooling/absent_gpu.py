@@ -34,7 +34,7 @@ SHARED_BYTES = 228 << 10  # of a multiprocessor
 
 
 class Launch(NamedTuple):
-    """One specialisation of a kernel: what Triton's compiler gets."""
+    """A specialisation of a kernel: the input of Triton's compiler."""
 
     source: Any  # triton's ASTSource, or Gluon's
     target: GPUTarget
@@ -42,7 +42,7 @@ class Launch(NamedTuple):
 
 
 class AbsentTensor(Tensor):
-    """On `meta`, and says it is on a GPU. Its address is that of its first element behind an aligned start."""
+    """A `meta` tensor that claims to be on a GPU. Its address is its offset from an aligned start."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -57,7 +57,7 @@ class AbsentTensor(Tensor):
 
 
 class _OnAbsentGPU(TorchFunctionMode):
-    """Where a call asks for a tensor on a GPU, it gets one without bytes; nothing is pinned."""
+    """Torch function mode that creates GPU tensors without storage and pins nothing."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -76,7 +76,7 @@ class _OnAbsentGPU(TorchFunctionMode):
 
 
 def _elsewhere(value: Any) -> Any:
-    """As torch's own functions for `meta` tensors take it: they read the device, too."""
+    """Convert a value for torch's `meta` functions, which also read the device."""
     if isinstance(value, AbsentTensor):
         return value.as_subclass(Tensor)
     if isinstance(value, torch.device) and value.type == "cuda":
@@ -98,7 +98,7 @@ def _marked(result: Any) -> Any:
 
 
 class _AbsentDriver:
-    """What Triton asks its driver before it compiles."""
+    """Driver stub with the answers that Triton needs to compile."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -114,7 +114,7 @@ class _AbsentDriver:
 
 
 class _Stream:
-    """Of torch.cuda: everything is launched in order."""
+    """Stub of a torch.cuda stream; everything is launched in order."""
 
     def wait_stream(self, other: object) -> None: ...
     def wait_event(self, event: object) -> None: ...
@@ -141,7 +141,7 @@ def absent_gpu(name: str, architecture: str = "sm_90") -> Generator[list[Launch]
 
 
 def _answers(name: str, target: GPUTarget) -> dict[str, Any]:
-    """What torch.cuda says about the GPU."""
+    """Answers of torch.cuda about the GPU."""
     chip, _ = find_chip(name)
     if chip is None:
         raise UsageError(f"the GPU {name!r} is not known", hint='one that is: "NVIDIA H200"')

@@ -70,13 +70,13 @@ def build(
 
 
 def build_one(job: Job, *, fresh: bool = False) -> Compiled:
-    """One job with its texts, here and now."""
+    """Build one job with its texts in this process."""
     kept = None if fresh else read(job, texts=True)
     return kept if kept is not None else _build_and_keep(job)
 
 
 def read(job: Job, *, texts: bool) -> Compiled | None:
-    """What is kept about a job; None when there is nothing, or nothing that can be read.
+    """Read the cached result of a job; None if it is missing or unreadable.
 
     It may have been kept for another kernel that ships the same variant.
     """
@@ -92,7 +92,7 @@ def read(job: Job, *, texts: bool) -> Compiled | None:
 
 
 def _build_apart(left: Sequence[Job], workers: int) -> Iterator[Compiled]:
-    """In processes of their own; when one dies, those that it may have taken along are tried alone."""
+    """Build in worker processes; after a crash the jobs that may have been affected are retried one by one."""
     done: set[Job] = set()
     try:
         for job, compiled in _pooled(left, workers):
@@ -127,7 +127,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _facts(job: Job) -> Compiled:
-    """What a worker answers; whatever goes wrong there belongs to this job alone."""
+    """Result of a worker; an exception becomes the error of this job alone."""
     try:
         return _build_and_keep(job).without_texts()
     except Exception as problem:  # noqa: BLE001

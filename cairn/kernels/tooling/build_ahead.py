@@ -39,7 +39,7 @@ See = Callable[[], list[Launch]]  # what is launched; a worker process gets it b
 
 
 class Built(NamedTuple):
-    """One kernel that was compiled, or why it was not."""
+    """A compiled kernel, or the reason why it failed."""
 
     name: str
     error: str = ""
@@ -139,7 +139,7 @@ _seen: dict[str, Launch] = {}  # of a worker process
 
 
 def _begin(see: See, out: str) -> None:
-    """In a worker process, once. What it has to say, the first process has said."""
+    """Initialise a worker process. Its warnings are suppressed because the parent printed them."""
     with redirect_stderr(StringIO()):
         _seen.update(by_hash(see()))
     _set_cache(Path(out))
@@ -158,7 +158,7 @@ def _compile(launch: Launch) -> str:
 
 
 def _store_module(source: str, name: str) -> None:
-    """What Triton's `compile_module_from_src` does, but for loading the module, which needs a driver."""
+    """Store a module as Triton's `compile_module_from_src` does, without loading it, which needs a driver."""
     key = hashlib.sha256((source + platform_key()).encode("utf-8")).hexdigest()
     cache = get_cache_manager(key)
     file = f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"

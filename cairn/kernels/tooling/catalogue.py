@@ -1,4 +1,4 @@
-"""Which kernels are there? Every file of `cairn/kernels/cases`: one for each kernel.
+"""Catalogue of kernels: each file of `cairn/kernels/cases` describes one.
 
     VARIANTS, cases()    what is compiled, what is measured        KERNEL    the module that it is about
 

@@ -1,4 +1,4 @@
-"""One kernel, compiled for sm_90 without a GPU: the text of every stage, and what it takes to run.
+"""Compilation of a kernel for sm_90 without a GPU: the text of every stage, and the resources it needs.
 
     source -> ttir -> ttgir -> llir -> ptx -> sass          and how long each step took
 
@@ -231,7 +231,7 @@ def _constants(function: Any) -> list[str]:
 
 
 def _mentioned(function: Any) -> Iterator[tuple[str, Any]]:
-    """What the names in the function's text stand for in its module: `limit`, `tiles.limit`."""
+    """Module values that the function's source refers to: `limit`, `tiles.limit`."""
     names: Mapping[str, Any] = function.fn.__globals__
     for name, attribute in _words(function.fn):
         if not attribute and name in names:

@@ -1,4 +1,4 @@
-"""What the compiler has found out about one kernel, as data. Imports no compiler, so that it can be read anywhere."""
+"""Compilation result of a kernel as data. Imports no compiler, so that it can be read anywhere."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one variant. `error` is why there is no machine code; then the rest is empty."""
+    """Compilation result of a variant. If `error` is set, there is no machine code and the rest is empty."""
 
     kernel: str
     variant: str

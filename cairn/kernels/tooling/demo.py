@@ -1,4 +1,4 @@
-"""What `python -m cairn.kernels.cases.NAME` does: check the kernel, and show its rate beside this machine's ceiling.
+"""Entry point of `python -m cairn.kernels.cases.NAME`: checks a kernel and shows its rate and the machine's ceiling.
 
     python -m cairn.kernels.cases.rmsnorm                                       every case: error, time, rate, anchors
     compute-sanitizer python -m cairn.kernels.cases.rmsnorm --check 3           the errors of the 3 smallest cases only
@@ -42,7 +42,7 @@ def demo(module_name: str) -> None:
 
 
 def _asked(module_name: str, args: Sequence[str]) -> int | None:
-    """How many cases are only to be checked, 0 for all; None: all are measured."""
+    """Number of cases to check without measuring (0 for all), or None to measure all."""
     usage = f"usage: python -m {module_name} [--check [COUNT]]"
     match args:
         case []:
@@ -77,7 +77,7 @@ def check(cases: Sequence[Case]) -> int:
 
 
 def line(row: Row) -> str:
-    """One case for a person: what it is, how wrong, how fast, and beside what."""
+    """Format a case in one line: shape, error, rate and comparison."""
     head = f"{row.kernel:<24} {row.shape:<32} {row.dtype:<5}"
     if row.failure is not None:
         return f"{head} FAILED: {row.failure}"

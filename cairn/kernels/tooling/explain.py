@@ -27,7 +27,7 @@ MEMORY = ("TMA", "asynchronous copy", "global memory", "shared memory", "local m
 
 
 def resources(kernel: Compiled) -> dict[str, str]:
-    """What a block needs, and how many fit on a multiprocessor, in words."""
+    """Describe the resources of a block, and how many blocks fit on a multiprocessor."""
     rows = {
         "registers per thread": str(kernel.registers),
         "warps per block": str(kernel.warps),

@@ -1,4 +1,4 @@
-"""What would make a compiled kernel slow, wrong or impossible to launch on sm_90?
+"""Lint of compiled kernels: problems that make one slow, wrong or impossible to launch on sm_90.
 
 Pure functions over the facts of `compile`: each rule looks at one `Compiled` and answers with a sentence or None.
 A `fail` must not ship; an `info` is worth knowing.
@@ -50,7 +50,7 @@ def shared_memory(kernel: Compiled) -> str | None:
 
 
 def tensor_cores(kernel: Compiled) -> str | None:
-    """What the variant expects; wgmma is more than the mma that was asked for."""
+    """Check that the expected tensor-core instructions are used; wgmma satisfies an expected mma."""
     if kernel.error or kernel.expect == "none":
         return None
     wgmma = any("GMMA" in opcode for opcode in kernel.opcodes)

@@ -1,4 +1,4 @@
-"""What does the machine code say? ptxas' log, the disassembly and the room on a multiprocessor, as numbers.
+"""Analysis of machine code: ptxas' log, the disassembly, and the occupancy.
 
 Pure functions over text: no compiler, no GPU. Instruction counts are static; how often a loop runs is not in the
 code. The limits are those of sm_90.
@@ -53,7 +53,7 @@ _KINDS = {kind: re.compile(pattern) for kind, pattern in KINDS.items()}
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What ptxas says about one kernel."""
+    """Resources of a kernel as reported by ptxas."""
 
     registers: int  # per thread, when the kernel starts
     stack_bytes: int
@@ -63,7 +63,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a multiprocessor is in use when blocks of this kernel fill it."""
+    """Occupancy of a multiprocessor by blocks of a kernel."""
 
     blocks: int
     warps: int

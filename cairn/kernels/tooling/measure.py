@@ -29,7 +29,7 @@ ROUNDS = 3  # in which ours and the anchors take turns
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """What this GPU reaches at best, measured in the same run."""
+    """Ceilings of this GPU, measured in the same run."""
 
     device: str
     bytes_per_s: float

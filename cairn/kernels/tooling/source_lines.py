@@ -1,4 +1,4 @@
-"""Which line of the source does each line of a compiler stage come from?
+"""Mapping from lines of a compiler stage to source lines.
 
 Every stage notes it in its own way: MLIR with loc(...), LLVM IR with !dbg, PTX with .loc, SASS with a comment. Each
 reader here takes the text of one stage and yields its lines without those notes, with the places they came from,

@@ -1,4 +1,4 @@
-"""Which of a kernel's candidates is fastest on this GPU? Measures, and writes what `tuned` reads.
+"""Tuning: measures a kernel's candidates on this GPU and writes the tables that `tuned` reads.
 
 For each key of `tuning()` the call is prepared once and timed with every candidate on the same inputs. The first
 candidate sets what is right: one that computes something else is out, whatever its speed, and so is one that does
@@ -36,7 +36,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain(self) -> float:
-        """How much faster than the first candidate."""
+        """Speedup over the first candidate."""
         times = [trial.ms for trial in self.trials if trial.ms is not None]
         first = self.trials[0].ms
         return first / min(times) if times and first else 1.0
@@ -116,7 +116,7 @@ def save(results: Sequence[Result], command: str, folder: Any = tuned.TABLES) ->
 def _try(
     config: Config, calls: Sequence[Callable[[], object]], expected: Any, budget_ms: float
 ) -> tuple[Trial, Any]:
-    """One candidate: right, then fast."""
+    """Check a candidate's result, then measure it."""
     import torch
 
     try:
