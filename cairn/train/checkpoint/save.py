@@ -45,6 +45,7 @@ class Saver:
         self.root, self.keep, self.in_background = root, keep, in_background
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
+        self.completed = 0  # saves of this life
         self.staging: dict[str, torch.Tensor] = {}  # kept: memory that is known costs a fraction
         self.held: list[tuple[Key, int]] = []  # what this rank holds, with bytes
         self.owned: set[str] = set()  # of that, what it writes
@@ -104,6 +105,7 @@ class Saver:
                 parts = self._agreed(lambda: folders.files_of(folder, self.rank))
                 files = {name: file for part in parts for name, file in part.items()}
                 self._agreed(lambda: self._commit(folder, step, files))
+            self.completed += 1
         except BaseException as error:  # noqa: BLE001  `problem` reports it on the training thread
             self.failure = error
             # One that is complete may be the only one by now, though another rank died in the last exchange.

@@ -84,7 +84,15 @@ class GuardedLoop(Loop):
         self.board.set(self.rank, phase=RESTORING)
         began = time.monotonic_ns()
         try:
-            return self._recall() or self._from_disk()
+            if not self._recall():
+                return self._from_disk()
+            on_disk = torch.tensor(max(folders.complete_steps(self.root), default=-1))
+            if (
+                self.control is not None
+            ):  # the same for all, whatever a network file system shows each
+                dist.all_reduce(on_disk, dist.ReduceOp.MIN, group=self.control)
+            self.saved = int(on_disk)
+            return True
         finally:
             now = time.monotonic_ns()
             self.board.set(self.rank, resumed=self.state.step, restore_ns=now - began)
@@ -111,8 +119,6 @@ class GuardedLoop(Loop):
         check_model(about, self.state.spec, self.root)
         self.state.restore(about, pieces)
         self._restore_source(about)
-        on_disk = folders.complete_steps(self.root)
-        self.saved = on_disk[-1] if on_disk else -1
         self.log_line(f"going on from memory at step {self.state.step}")
         return True
 
@@ -122,7 +128,7 @@ class GuardedLoop(Loop):
         step, settings = self.state.step, self.settings
         self.board.step_done(self.rank, step, self.busy.nanoseconds())
         if self.far is not None:
-            self.far.look()
+            self.far.look(self.saver.completed)
         if (self.copy_soon or step % settings.memory_every == 0) and step < self.config.steps:
             self._copy()
         elif settings.checksum_every and step % settings.checksum_every == 0:

@@ -32,6 +32,7 @@ class FarCopies:
         self.count = 0
         self.thread: threading.Thread | None = None
         self.sent = -1  # the newest step that got there
+        self.saves = -1  # how many there had been at the last look
         shutil.rmtree(root / SENDING, ignore_errors=True)  # of a life that was ended meanwhile
 
     def fetch_if_empty(self) -> None:
@@ -69,10 +70,14 @@ class FarCopies:
                 hint='is it reachable from here? recovery.object_store = "" goes on without it',
             ) from error
 
-    def look(self, last: bool = False) -> None:
-        """Called after every step; starts a copy when one is due. The `last` one of a run is always due."""
-        if self.thread is not None and self.thread.is_alive():
+    def look(self, saves: int | None = None, last: bool = False) -> None:
+        """Called after every step; starts a copy when one is due. The `last` one of a run is always due.
+
+        `saves`: completed so far; the folder, on a file system that may be slow, is read only after another one.
+        """
+        if saves == self.saves or (self.thread is not None and self.thread.is_alive()):
             return
+        self.saves = self.saves if saves is None else saves
         complete = folders.complete_steps(self.root)
         fresh = [step for step in complete if step not in self.seen]
         before, self.count = self.count, self.count + len(fresh)

@@ -1,6 +1,7 @@
 """Which checkpoints go to the object store, and which one comes back."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -61,6 +62,37 @@ def test_checkpoints_that_came_while_one_was_sent_are_counted_each(far, tmp_path
     assert copies.store.steps() == [4]  # the third was among them
     trained(copies, tmp_path / "run", (5, 6))
     assert copies.store.steps() == [4, 6]
+
+
+def test_the_folder_is_read_once_for_each_save_and_not_after_every_step(far, tmp_path, monkeypatch):
+    copies, root, reads = far(every=2), tmp_path / "run", []
+    complete_steps = folders.complete_steps
+    monkeypatch.setattr(
+        folders, "complete_steps", lambda root: reads.append(root) or complete_steps(root)
+    )
+    for save in (1, 2, 3, 4):
+        make(root, save)
+        for _ in range(50):  # steps of the loop
+            copies.look(save)
+            copies.wait()
+    assert len(reads) == 4
+    assert copies.store.steps() == [2, 4]
+
+
+def test_a_save_that_ends_while_a_copy_is_sent_is_seen_afterwards(far, tmp_path, monkeypatch):
+    copies, root = far(), tmp_path / "run"
+    send, may_go = copies.store.send, threading.Event()
+    monkeypatch.setattr(copies.store, "send", lambda folder: may_go.wait(60) and send(folder))
+    make(root, 1)
+    copies.look(1)
+    make(root, 2)
+    copies.look(2)  # the first copy is on its way
+    may_go.set()
+    copies.wait()
+    assert copies.store.steps() == [1]
+    copies.look(2)
+    copies.wait()
+    assert copies.store.steps() == [1, 2]
 
 
 def test_a_slow_store_gets_the_whole_of_what_the_disk_has_removed(far, tmp_path, monkeypatch):
