@@ -32,7 +32,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.train.parallel.model import ParallelModel
 from cairn.train.state import TrainState
 
-KEY = "CAIRN_API_KEY"  # of the servers, where they ask for one
+KEYS = ("CAIRN_ADMIN_KEY", "CAIRN_API_KEY")  # of the servers, where they ask for one
 THREADS = 64  # answers that are waited for at once, of each server
 LOOK_S = 0.02  # between two looks at who has come to fetch weights
 COUNT_BITS = 24  # of a weights version: they count publications, those above tell runs apart
@@ -167,7 +167,7 @@ class RemotePolicy(Policy):
         return Sampled(choice.token_ids, scores, self.version, choice.finish_reason == "stop")
 
     def _post(self, url: str, path: str, body: dict[str, Any], kind: type[Read]) -> Read:
-        parts, key = urlsplit(url), os.environ.get(KEY)
+        parts, key = urlsplit(url), next(filter(None, map(os.environ.get, KEYS)), None)
         secure = parts.scheme == "https"
         connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         headers = {"content-type": "application/json"}

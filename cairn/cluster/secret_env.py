@@ -8,7 +8,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-SECRET = re.compile(r"TOKEN|SECRET|PASSW(OR)?D|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW(OR)?D|CREDENTIAL|(API|ACCESS|PRIVATE|ADMIN|FLEET|PREFILL)_?KEY",
+    re.IGNORECASE,
+)
 
 
 def is_secret(name: str) -> bool:

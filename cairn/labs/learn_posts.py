@@ -26,7 +26,6 @@ from cairn.labs.exercises.check import check
 from cairn.labs.exercises.exercise import Exercise, all_exercises
 from cairn.labs.learn_documents import quiz_answer
 from cairn.labs.live_runs import LiveRuns
-from cairn.labs.local_access import check_json, check_near, check_own_page
 from cairn.labs.needs import unmet
 from cairn.labs.quiz import find_question
 from cairn.labs.rubric import grade_answer
@@ -34,6 +33,7 @@ from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.api import Guarded
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.keys import ANYBODY
+from cairn.serve.http.server.local_access import check_json, check_near, check_own_page
 from cairn.serve.http.server.service import Service
 
 Kind = TypeVar("Kind")

@@ -13,6 +13,7 @@ from cairn.align.policy import Policy
 from cairn.align.remote import RemotePolicy
 from cairn.align.run import prepare
 from cairn.core.errors import ConfigError, RequestError
+from cairn.serve.http.server.keys import Keys
 from cairn.train.config import Adapter, Data, Model, Precision
 
 
@@ -36,9 +37,11 @@ def live(folder, **more):
     return live_server.live(folder, admin_endpoints=True, weights="float", **more)
 
 
-def test_answers_and_versions_are_those_of_one_copy(tiny_folder):
+def test_answers_and_versions_are_those_of_one_copy(tiny_folder, monkeypatch):
     torch.manual_seed(0)
-    with live(tiny_folder) as server:
+    monkeypatch.setenv("CAIRN_API_KEY", "sk-ann")  # may not send weights
+    monkeypatch.setenv("CAIRN_ADMIN_KEY", "root")
+    with live(tiny_folder, keys=Keys([("ann", "sk-ann")], admin="root")) as server:
         config = recipe(tiny_folder, str(server.url), str(server.url))  # two turns, two readers
         prepared = prepare(config)
         state, tokenizer = prepared.state, prepared.corpus.tokenizer
@@ -61,6 +64,7 @@ def test_answers_and_versions_are_those_of_one_copy(tiny_folder):
                 for weight in here.model.parameters():
                     weight.add_(0.2 * torch.randn_like(weight))
         assert seen[0] != seen[1] != seen[2]  # each with the weights of its own time
+        server.http.headers["authorization"] = "Bearer root"
         server.http.post("/update_weights", json={"version": 1, "source": str(tiny_folder)})
         with pytest.raises(RequestError, match=r"has answered with weights 1, and not \d+"):
             there.sample(prompts, 8, seeds)

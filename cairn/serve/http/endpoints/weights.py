@@ -2,8 +2,9 @@
 
     pause (requests stay, or are aborted) -> update_weights {version, source} -> resume
 
-Only with `--admin-endpoints`: a client that may call these decides what all others are answered with. Each returns when
-the engine has done it, between two steps; when weights cannot be loaded, the old ones go on serving.
+Only with `--admin-endpoints`, and for the admin key: a client that may call these decides what all others are answered
+with. Each returns when the engine has done it, between two steps; when weights cannot be loaded, the old ones go on
+serving.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from cairn.serve.engine.weight_sources import SyncedWeights
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.keys import ADMIN_VARIABLE
+from cairn.serve.http.server.local_access import check_near, check_own_page
 from cairn.serve.http.server.service import Service
 
 HOST_SECRET = "CAIRN_HOST_SECRET"  # the host of several models proves itself with it
@@ -47,9 +50,21 @@ class UpdateRequest(msgspec.Struct, kw_only=True):
 
 
 def check_admin(service: Service, call: Call) -> None:
-    if not service.config.admin_endpoints and not of_host(call):
+    """The holder of the admin key, or the host. Without any keys: programs of this machine, and no page."""
+    if of_host(call):
+        return
+    if not service.config.admin_endpoints:
         message = "this path is for servers that were started with --admin-endpoints"
         raise Refusal(404, message, code="admin_endpoints_off")
+    keys = service.keys
+    if keys.is_admin(call.scope):
+        return
+    if keys or keys.has_admin:
+        message = f"this path needs the admin key ({ADMIN_VARIABLE}), which is not an API key"
+        raise Refusal(403, message, code="not_an_admin")
+    what = f"without an admin key ({ADMIN_VARIABLE}) this path is for programs of its machine"
+    check_near(call, what)
+    check_own_page(call, what)
 
 
 def of_host(call: Call) -> bool:

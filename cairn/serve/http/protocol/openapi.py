@@ -176,6 +176,7 @@ STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/respo
 MISTAKES = {
     400: "a field is wrong; `param` is its name",
     401: "no API key, or an unknown one",
+    403: "not with this key",
     404: "no such model",
     408: "the body did not arrive in time",
     413: "the body is too large",
@@ -218,7 +219,7 @@ def _paths(named: dict[type, Any]) -> dict[str, Any]:
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
         paths[path] = {"post": operation}
     for path, (answered, about) in GETS.items():
-        mistakes = [400, 401, 404, 503] if path in QUERIES else [401, 404, 503]
+        mistakes = [400, 401, 404, 503] if path in QUERIES else [401, 403, 404, 503]
         operation = _operation(about, named[answered], named[ErrorBody], mistakes)
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

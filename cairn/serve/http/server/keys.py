@@ -6,7 +6,8 @@
 
     CAIRN_API_KEYS='sk-77aa...,alice sk-4f9c...'        every character counts, # too
 
-Only digests are kept. A key is known to limits and metrics by its name, or as key-1, key-2, ...
+The key of administrators is another one (CAIRN_ADMIN_KEY, or a file): it opens the admin endpoints, which no API key
+does, and all others. Only digests are kept. A key is known to limits and metrics by its name, or as key-1, key-2, ...
 """
 
 import hashlib
@@ -18,18 +19,26 @@ from pathlib import Path
 from starlette.types import Scope
 
 from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import is_loopback
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.request_key import given_key
 
 VARIABLE = "CAIRN_API_KEYS"  # several are separated by commas
+ADMIN_VARIABLE, ADMIN = "CAIRN_ADMIN_KEY", "admin"
 ANYBODY = "anybody"
 
 
 class Keys:
     """No keys: every client is let in."""
 
-    def __init__(self, named: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, named: Iterable[tuple[str, str]] = (), admin: str | None = None) -> None:
         self._digests = [(name, _digest(key.encode())) for name, key in named]
+        self._admin = None if admin is None else _digest(admin.encode())
+        if any(digest == self._admin for _, digest in self._digests):
+            raise ConfigError(
+                "the admin key is an API key, too, so its holder may change the server",
+                hint=f"set {ADMIN_VARIABLE} (or --admin-key-file) to a key of its own",
+            )
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -37,10 +46,21 @@ class Keys:
     def __repr__(self) -> str:
         return f"<Keys: {len(self._digests)}>"
 
+    @property
+    def has_admin(self) -> bool:
+        return self._admin is not None
+
+    def is_admin(self, scope: Scope) -> bool:
+        key = given_key(scope["headers"])
+        known = key is not None and self._admin is not None
+        return known and hmac.compare_digest(_digest(key), self._admin)
+
     def holder(self, scope: Scope) -> str:
         """The name of the key that a request carries, or 401."""
         if not self._digests:
             return ANYBODY
+        if self.is_admin(scope):
+            return ADMIN
         key = given_key(scope["headers"])
         if key is None:
             raise Refusal(
@@ -57,19 +77,45 @@ class Keys:
         return holder_name
 
 
-def read_keys(file: Path | None, env: Mapping[str, str] = os.environ) -> Keys:
+def read_keys(
+    file: Path | None, env: Mapping[str, str] = os.environ, admin_file: Path | None = None
+) -> Keys:
     """The keys of the variable and the file. Either may be absent; one that is there and holds no key is an error."""
     entries = _from_variable(env[VARIABLE]) if VARIABLE in env else []
     entries += _from_file(file) if file is not None else []
     names = (f"key-{at}" for at in range(1, len(entries) + 1))
-    return Keys([(name or other, key) for (name, key), other in zip(entries, names, strict=True)])
+    named = [(name or other, key) for (name, key), other in zip(entries, names, strict=True)]
+    return Keys(named, _admin_key(admin_file, env))
 
 
-def _from_variable(text: str) -> list[tuple[str | None, str]]:
-    entries = [_entry(part, VARIABLE) for part in text.split(",") if part.strip()]
+def _admin_key(file: Path | None, env: Mapping[str, str]) -> str | None:
+    entries = _from_file(file) if file is not None else []
+    if ADMIN_VARIABLE in env:
+        entries += _from_variable(env[ADMIN_VARIABLE], ADMIN_VARIABLE)
+    if len(entries) > 1:
+        raise ConfigError(
+            f"{len(entries)} admin keys are given, in {ADMIN_VARIABLE} and --admin-key-file",
+            hint="give one of them",
+        )
+    return entries[0][1] if entries else None
+
+
+def check_admin_key(admin_endpoints: bool, host: str, keys: Keys) -> None:
+    """Who may generate, or reach the server from elsewhere, may not change it: that takes a key of its own."""
+    if not admin_endpoints or keys.has_admin or (not keys and is_loopback(host)):
+        return
+    why = "API keys are set" if keys else f"the server listens on {host}"
+    raise ConfigError(
+        f"admin_endpoints is on, {why}, and there is no admin key",
+        hint=f"set {ADMIN_VARIABLE} or --admin-key-file; its holder may load weights and paths of this machine",
+    )
+
+
+def _from_variable(text: str, variable: str = VARIABLE) -> list[tuple[str | None, str]]:
+    entries = [_entry(part, variable) for part in text.split(",") if part.strip()]
     if not entries:  # a list without keys is meant to close the server
         raise ConfigError(
-            f"{VARIABLE} is set, and holds no API key",
+            f"{variable} is set, and holds no API key",
             hint="write keys in it, separated by commas, or unset it to let every client in",
         )
     return entries

@@ -27,7 +27,7 @@ from cairn.serve.engine.process import WorkerGroup
 from cairn.serve.engine_processes import EngineProcesses
 from cairn.serve.http.server.api import Application, More
 from cairn.serve.http.server.early_workers import engine_config, in_processes
-from cairn.serve.http.server.keys import Keys, read_keys
+from cairn.serve.http.server.keys import Keys, check_admin_key, read_keys
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
 from cairn.serve.media.fetch import MediaLoader
@@ -152,7 +152,9 @@ def serve(
 
     `early`: the engine's processes, where they have been started already; their end is the caller's to make sure.
     """
-    keys = read_keys(config.api_key_file) if keys is None else keys
+    if keys is None:
+        keys = read_keys(config.api_key_file, admin_file=config.admin_key_file)
+    check_admin_key(config.admin_endpoints, config.host, keys)
     if not keys and config.host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("listening on %s without API keys: any client may use it", config.host)
     bound = bind(config)

@@ -68,7 +68,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """adapters as NAME=PATH, each served under its name"""
     admin_endpoints: bool = False
     """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /sleep, /wake_up, /cairn/role,
-    /v1/load_lora_adapter and /v1/unload_lora_adapter to every client that may generate"""
+    /v1/load_lora_adapter and /v1/unload_lora_adapter to the holder of the admin key (CAIRN_ADMIN_KEY); without any
+    keys, on loopback, to programs of this machine"""
     exercises: bool = False
     """grade the code of exercises that is written on the learn page: it runs on this machine, so only for yourself,
     on 127.0.0.1 and with no proxy in front"""
@@ -80,6 +81,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """where /v1/files and /v1/batches keep their files; unfinished batches go on after a restart; by default none"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
+    admin_key_file: Path | None = None
+    """a file with the key of admin endpoints, which is no API key; CAIRN_ADMIN_KEY has it, too"""
     key_requests_per_minute: int | None = None
     """most requests that one API key may make in a minute"""
     key_tokens_per_day: int | None = None

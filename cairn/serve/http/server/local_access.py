@@ -1,4 +1,4 @@
-"""Who may start something on this machine from a page: the person who sits at it.
+"""Who may start something on this machine without a key: the person who sits at it.
 
     check_json      a page of another site cannot send JSON without asking first
     check_near      a browser of this machine that asked this machine by its own name, not through a proxy
