@@ -31,7 +31,7 @@ from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
 from cairn.train.data.batch import Batch
 from cairn.train.data.source import Source
-from cairn.train.metrics_log import HeldOut
+from cairn.train.metrics_log import HeldOut, read_log
 from cairn.train.next_batches import (
     NextBatches,
     SourceBatches,
@@ -57,7 +57,9 @@ class BadRun(CairnError):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     step: int
-    first_loss: float | None
+    first_loss: (
+        float | None
+    )  # of the whole run, lives before this one included; None: no step was done
     last_loss: float | None
     stopped_early: bool
     bad_steps: int
@@ -126,7 +128,7 @@ class Loop:
         losses = self.log.losses
         return Outcome(
             step=state.step,
-            first_loss=losses[0] if losses else None,
+            first_loss=self._first_loss(first),
             last_loss=losses[-1] if losses else None,
             stopped_early=state.step < config.steps,
             bad_steps=self.bad_steps,
@@ -277,6 +279,13 @@ class Loop:
             self.log.note(result, documents, loss, norm, verdict, len(self.waiting))
             if verdict.action != "go on":
                 self._bad(result, loss, verdict)
+
+    def _first_loss(self, resumed: int) -> float | None:
+        losses = self.log.losses
+        if not losses or not resumed or self.rank != 0:
+            return losses[0] if losses else None
+        before = [record for record in read_log(self.config.folder) if record.step <= resumed]
+        return next((one.loss for one in before if one.loss is not None), losses[0])
 
     def _judged(self, loss: float, norm: float) -> float:
         """An overflow of float16 is the business of its loss scale, while that can still be halved."""

@@ -65,11 +65,12 @@ def run_until(config, step):
 )
 def test_killed_and_resumed_equals_unbroken_to_the_bit(tmp_path, steps, killed_at, changes):
     unbroken = loop(recipe(tmp_path / "a", steps=steps, **changes))
-    unbroken.run()
+    outcome = unbroken.run()
     config = recipe(tmp_path / "b", steps=steps, **changes)
     run_until(config, killed_at)  # the last checkpoint is of step 10 or 5
     resumed = loop(config)
-    resumed.run()
+    again = resumed.run()
+    assert (again.first_loss, again.last_loss) == (outcome.first_loss, outcome.last_loss)
     assert logged(tmp_path / "a") == logged(tmp_path / "b")
     expected = unbroken.state.parallel.parameters()
     for name, value in resumed.state.parallel.parameters().items():

@@ -70,6 +70,7 @@ def test_any_process_may_be_killed_and_the_losses_are_the_unbroken_ones(tmp_path
     finished = recovered(config(folder, steps=steps, restarts=2 * KILLS), fault)
     assert finished.outcome.step == steps
     assert logged(folder) == logged(tmp_path / "a")
+    assert finished.outcome.first_loss == logged(folder)[0][1]
     ledger = read_ledger(folder)
     noticed = [step for step, whom in plan.items() if not str(whom).startswith("memory")]
     assert [incident.step for incident in ledger.incidents] == noticed
