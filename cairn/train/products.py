@@ -101,6 +101,9 @@ def _product(a: Quantized, b: Quantized, dtype: torch.dtype, fast: bool) -> Tens
     """a [M, K] @ b [N, K].T; `fast`: the tensor core's own sums of about 14 bits."""
     scale_b = b.scale.reshape(()) if b.scale.numel() == 1 else b.scale.reshape(1, -1)
     scale_a = a.scale.reshape(()) if a.scale.numel() == 1 else a.scale.reshape(-1, 1)
+    if a.values.is_cpu:
+        # On a CPU torch multiplies float8 one number at a time, thousands of times slower; both sum in float32.
+        return (a.values.float() @ b.values.float().t() * scale_a * scale_b).to(dtype)
     by_row = scale_a.dim() > 0
     # cuBLAS writes bfloat16 where there are scales by row.
     out = torch.bfloat16 if by_row and a.values.is_cuda else dtype
