@@ -132,7 +132,7 @@ def gspo_streams(
 ) -> dict[str, Tensor]:
     """Loss and slope of each token, from one ratio for each answer.
 
-    `kl`: weight of the divergence from the reference, the mean over the tokens of an answer.
+    `kl`: weight of the divergence from the reference. `weight` of a token is the answer's weight over its tokens.
     """
     counts_T = batch.targets_T != IGNORED
     old_T = torch.where(batch.extra["old"].isnan(), logp_T, batch.extra["old"])
@@ -147,10 +147,10 @@ def gspo_streams(
     tokens_S = sums(torch.ones_like(logp_T)).clamp(min=1)
     advantage_S = sums(batch.extra["advantage"]) / tokens_S
     loss_S, slope_S = rule(sums(logp_T), sums(old_T), tokens_S, advantage_S)
-    loss_T, slope_T = (loss_S / tokens_S)[at_T], slope_S[at_T]
-    loss_T = imitation(loss_T, logp_T, batch.extra, 1 / tokens_S[at_T])
+    weight_T = batch.extra["weight"]
+    loss_T, slope_T = loss_S[at_T] * weight_T, (slope_S * tokens_S)[at_T] * weight_T
+    loss_T = imitation(loss_T, logp_T, batch.extra, weight_T)
     if kl:
         value_T, pull_T = divergence(logp_T, batch.extra[REFERENCE], "k3")
-        share_T = kl / tokens_S[at_T]
-        loss_T, slope_T = loss_T + share_T * value_T, slope_T + share_T * pull_T
+        loss_T, slope_T = loss_T + kl * weight_T * value_T, slope_T + kl * weight_T * pull_T
     return {LOSS: loss_T, SLOPE: slope_T}

@@ -35,7 +35,14 @@ ADVANTAGES: dict[str, Kind] = {
     "cispo": "grpo",
     "rloo": "rloo",
 }
-MEANS = {"grpo": "sequence", "rloo": "sequence", "dapo": "token", "cispo": "token", "ppo": "token"}
+MEANS = {
+    "grpo": "sequence",
+    "rloo": "sequence",
+    "gspo": "sequence",
+    "dapo": "token",
+    "cispo": "token",
+    "ppo": "token",
+}
 
 
 class Trajectory(NamedTuple):
@@ -116,31 +123,39 @@ def check_room(prompts: Sequence[list[int]], config: Align) -> None:
 
 
 def documents_of(groups: Sequence[Sequence[Trajectory]], config: Align) -> list[Document]:
-    """What there is to learn from, answer by answer; groups that teach nothing are left out, but not of PPO."""
-    rewards_GN = torch.tensor([[one.reward for one in group] for group in groups])
+    """The answers that one step learns from, with their advantages and weights.
+
+    The mean is over all answers, also over those of groups whose rewards are all equal, as in the papers. Where these
+    have no gradient, they are not computed, and the others' weights make up for it: the step divides by the answers
+    that it computes. Only DAPO leaves such groups out of the mean (arXiv:2503.14476, dynamic sampling).
+    """
     kind = config.algorithm.kind
-    advantages_GN = group_advantages(rewards_GN, ADVANTAGES.get(kind, "dr_grpo"))
-    kept = [kind == "ppo" or bool(one) for one in informative(rewards_GN)]
-    chosen = [
-        (one, float(advantage))
-        for group, row, keep in zip(groups, advantages_GN, kept, strict=True)
-        for one, advantage in zip(group, row, strict=True)
-        if keep
-    ]
-    lengths_S = torch.tensor([one.sampled.written for one, _ in chosen])
-    if not chosen:
+    if kind == "dapo":
+        groups = [group for group in groups if len({one.reward for one in group}) > 1]
+    if not groups:
         return []
+    rewards_GN = torch.tensor([[one.reward for one in group] for group in groups])
+    answers = [one for group in groups for one in group]
+    differs_S = informative(rewards_GN).repeat_interleave(rewards_GN.shape[1])
+    advantages_S = group_advantages(rewards_GN, ADVANTAGES.get(kind, "dr_grpo")).flatten()
+    advantages_S = advantages_S.where(differs_S, 0.0)  # not what rounding leaves of a difference
+    lengths_S = torch.tensor([one.sampled.written for one in answers])
     weights_S = weigh(MEANS.get(kind, "constant"), lengths_S, config.rollout.max_tokens)
+    has_gradient_S = differs_S | bool(config.algorithm.kl) | (kind == "ppo")
+    weights_S = weights_S * has_gradient_S.float().mean()
     return [
         document(
             one.prompt,
             one.sampled.tokens,
             one.sampled.logp,
-            advantage,
+            float(advantage),
             float(weight),
             one.sampled.own,
         )
-        for (one, advantage), weight in zip(chosen, weights_S, strict=True)
+        for one, advantage, weight, has_gradient in zip(
+            answers, advantages_S, weights_S, has_gradient_S, strict=True
+        )
+        if has_gradient
     ]
 
 

@@ -188,11 +188,14 @@ class RolloutBatches:
         answers = config.data.sequences * updates
         groups = roll_out(self.policy, config, state.samples, answers // config.rollout.group)
         seconds = time.perf_counter() - began
-        documents = documents_of(groups, config)
+        each = len(groups) // updates
+        steps = [documents_of(groups[at : at + each], config) for at in range(0, len(groups), each)]
         if self.objective.value is not None:
+            documents = [document for step in steps for document in step]
             documents = self._credited(state, documents, groups, self.objective.value)
-        size = -(-len(documents) // updates) if documents else 1
-        self._left = [documents[at : at + size] for at in range(0, len(documents), size)]
+            size = config.data.sequences
+            steps = [documents[at : at + size] for at in range(0, len(documents), size)]
+        self._left = sorted(steps, key=lambda step: not step)  # those without a gradient come last
         self._write(state.step, groups, seconds)
 
     def _credited(

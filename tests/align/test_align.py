@@ -331,24 +331,116 @@ def trajectory(reward, tokens=(5, 6)):
 @pytest.mark.parametrize(
     ("kind", "advantages", "weights"),
     [
-        ("dr_grpo", [0.5, -0.5], [1 / 12, 1 / 12]),
-        ("rloo", [1.0, -1.0], [1 / 2, 1 / 4]),
-        ("grpo", [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)], [1 / 2, 1 / 4]),
+        ("dr_grpo", [0.5, -0.5], [1 / 24, 1 / 24]),
+        ("rloo", [1.0, -1.0], [1 / 4, 1 / 8]),
+        ("gspo", [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)], [1 / 4, 1 / 8]),
+        ("grpo", [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)], [1 / 4, 1 / 8]),
+        ("cispo", [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)], [1 / 5, 1 / 5]),
         ("dapo", [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)], [1 / 3, 1 / 3]),
     ],
 )
 def test_credit(kind, advantages, weights):
-    """Groups that are all alike are left out; of the others every answer has its advantage and weight."""
+    """Of a group that is all alike nothing is computed, but its answers count in the mean, except in DAPO's."""
     config = tiny(None, algorithm=Algorithm(kind=kind), rollout=Rollout(group=2, max_tokens=12))
     groups = [
         [trajectory(1.0), trajectory(0.0, (7, 8, 9, 10))],
         [trajectory(1.0), trajectory(1.0)],
     ]
     made = documents_of(groups, config)
+    assert documents_of(groups[1:], config) == []
     assert [float(one.extra["advantage"][3]) for one in made] == pytest.approx(advantages)
     assert [float(one.extra["weight"][3]) for one in made] == pytest.approx(weights)
     assert made[1].targets_T.tolist() == [IGNORED, IGNORED, 7, 8, 9, 10, IGNORED]
     assert made[1].extra["old"].tolist() == [0, 0, -0.5, -0.5, -0.5, -0.5, 0]
+
+
+GROUPS = [  # rewards and lengths of the answers to four prompts
+    [(1.0, 3), (0.0, 5), (0.0, 2)],
+    [(0.7, 4), (0.7, 1), (0.7, 6)],  # all alike: nothing but their divergence has a gradient
+    [(0.2, 2), (0.9, 2), (0.3, 7)],
+    [(0.0, 8), (0.0, 3), (0.0, 5)],
+]
+NOT_ALIKE = [GROUPS[0], GROUPS[2]]
+
+
+def logp_of(old):
+    """What the policy says now of a token that was sampled with this log-probability, and what the reference says."""
+    return old + 0.4 * (37 * old).sin(), old + 0.2 * (91 * old).cos()
+
+
+def by_the_papers(kind, kl, groups, old):
+    """The loss of these groups in float64, as TRL computes it; the gradient of each log-probability."""
+    low, high = tiny(None, algorithm=Algorithm(kind=kind)).clip
+    losses, lengths, leaves = [], [], []
+    for rewards, old_of_group in zip(groups, old, strict=True):
+        reward_N = torch.tensor([reward for reward, _ in rewards], dtype=torch.float64)
+        centred_N = reward_N - reward_N.mean()
+        if kind == "rloo":
+            centred_N = centred_N * len(rewards) / (len(rewards) - 1)
+        elif kind != "dr_grpo":
+            centred_N = centred_N / (reward_N.std() + 1e-4)
+        for advantage, own in zip(centred_N, old_of_group, strict=True):
+            old_T = torch.tensor(own, dtype=torch.float64)
+            logp_T, reference_T = logp_of(old_T)
+            leaves.append(logp_T.requires_grad_())
+            ratio_T = (logp_T - old_T).exp()
+            if kind == "gspo":
+                ratio_T = (logp_T - old_T).mean().exp().expand(len(own))
+            free_T, bound_T = ratio_T * advantage, ratio_T.clamp(1 - low, 1 + high) * advantage
+            loss_T = -torch.minimum(free_T, bound_T)
+            if kind == "cispo":
+                loss_T = -ratio_T.clamp(max=1 + high).detach() * advantage * logp_T
+            apart_T = reference_T - logp_T
+            losses.append(loss_T + kl * (apart_T.exp() - apart_T - 1))
+            lengths.append(len(own))
+    if kind in ("dapo", "cispo"):
+        loss = torch.cat(losses).sum() / sum(lengths)
+    elif kind == "dr_grpo":
+        loss = torch.cat(losses).sum() / (len(losses) * 12)
+    else:
+        loss = torch.stack([loss_T.mean() for loss_T in losses]).mean()
+    loss.backward()
+    return loss.item(), torch.cat([leaf.grad for leaf in leaves])
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "gspo", "cispo", "dapo"])
+def test_losses_and_gradients_are_means_over_all_answers(kind, kl):
+    """Also over those of groups without a difference: DAPO alone does as if it had not sampled them."""
+    config = tiny(
+        None, algorithm=Algorithm(kind=kind, kl=kl), adapter=Adapter(rank=4),
+        rollout=Rollout(group=3, max_tokens=12), data=Data(sequence=48, sequences=12, microbatch=12),
+    )  # fmt: skip
+    torch.manual_seed(5)
+    old = [[(-2 * torch.rand(n)).tolist() for _, n in group] for group in GROUPS]
+    problem = Problem("p", "s", "k", "m")
+    sampled = [
+        [
+            Trajectory(problem, [1, 2], Sampled([5] * n, own, 0, True), "", reward)
+            for (reward, n), own in zip(group, old_of_group, strict=True)
+        ]
+        for group, old_of_group in zip(GROUPS, old, strict=True)
+    ]
+    (batch,) = batches_of(documents_of(sampled, config), 100, 0, 0)
+    learnt_T = batch.targets_T != IGNORED
+    logp_T, reference_T = logp_of(batch.extra["old"])
+    batch = batch._replace(extra=batch.extra | {"reference": reference_T})
+    objective = PolicyObjective(shape_of(config.model), config)
+    if kind == "gspo":
+        streams = gspo_streams(objective.gspo, logp_T, batch, Mismatch(), kl)
+        loss_T, slope_T = streams[LOSS], streams[SLOPE]
+    else:
+        loss_T, slope_T = objective.tokens.rule(logp_T, batch.extra)
+    units = objective.units([batch])
+    found = dict(zip(batch.extra["old"][learnt_T].tolist(), slope_T[learnt_T] / units, strict=True))
+    chosen = [GROUPS.index(group) for group in (NOT_ALIKE if kind == "dapo" else GROUPS)]
+    picked = [old[at] for at in chosen]
+    loss, gradient_T = by_the_papers(kind, kl, [GROUPS[at] for at in chosen], picked)
+    tokens = [token for group in picked for own in group for token in own]
+    assert float(loss_T[learnt_T].sum() / units) == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    for token, gradient in zip(tokens, gradient_T.tolist(), strict=True):
+        assert float(found.pop(token, 0.0)) == pytest.approx(gradient, rel=1e-3, abs=1e-6)
+    assert not found
 
 
 def test_the_credit_of_ppo():
@@ -368,7 +460,7 @@ def test_gspo_keeps_close_to_its_reference():
     """Against autograd of what the paper and the divergence say, answer by answer."""
     answers, old, kl = [[5, 6, 7], [8]], [[-0.5, -1.0, -2.0], [-0.7]], 0.3
     made = [
-        document([1, 2], answer, logp, 1.0 - 2 * at, 1.0)
+        document([1, 2], answer, logp, 1.0 - 2 * at, 1 / len(answer))
         for at, (answer, logp) in enumerate(zip(answers, old, strict=True))
     ]
     (batch,) = batches_of(made, 2, 0, 0)
