@@ -41,7 +41,7 @@ def byte_level(vocab_size: int = 400) -> tokenizers.Tokenizer:
 
 
 def sentencepiece(strip: bool = True) -> tokenizers.Tokenizer:
-    """Like Llama 2: ▁ for a space, byte tokens for what has no token, a space before the first word."""
+    """Like Llama 2: ▁ for a space, byte tokens for what has no token , a space in front."""
     trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = normalizers.Replace(" ", "▁")
     trainer = trainers.BpeTrainer(
@@ -50,7 +50,7 @@ def sentencepiece(strip: bool = True) -> tokenizers.Tokenizer:
         limit_alphabet=40,
         show_progress=False,
     )
-    trained.train_from_iterator(TEXT, trainer)
+    trained.train_from_iterator([text.replace("\n", " ") for text in TEXT], trainer)
     state = json.loads(trained.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
     model = models.BPE(state["vocab"], merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)

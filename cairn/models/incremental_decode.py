@@ -12,7 +12,7 @@ It knows nothing about requests, stop strings or sockets.
 import codecs
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+CONTEXT_TOKENS = 16  # of the known ids: the last ones tell how the text continues
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -104,10 +105,11 @@ class PieceTables:
         """Are there rules for pieces? Else a text is certain when all ids are known."""
         return self._rules is not None
 
-    def decoder(self, skip_special: bool) -> IncrementalDecoder:
+    def decoder(self, skip_special: bool, after: Sequence[int] = ()) -> IncrementalDecoder:
+        """`after`: the ids in front, whose text is known."""
         if self._rules is None:
-            return HeldDecoder(self._backend, skip_special)
-        return PieceDecoder(self._table(self._rules, skip_special), self._rules)
+            return HeldDecoder(self._backend, skip_special, after)
+        return PieceDecoder(self._table(self._rules, skip_special), self._rules, after)
 
     def piece(self, id: int) -> str | bytes | None:
         """What an id adds to a text that it does not begin; None: it has no token."""
@@ -181,15 +183,25 @@ def bytes_of(token: str) -> bytes:
 class PieceDecoder:
     """Joins pieces. `run` holds bytes whose text depends on what comes next."""
 
-    def __init__(self, pieces: Pieces, rules: Rules) -> None:
+    def __init__(self, pieces: Pieces, rules: Rules, after: Sequence[int] = ()) -> None:
         self._pieces = pieces
         self._run = bytearray()
+        self._known = (
+            ""  # what the run says if the character that `after` began never becomes whole
+        )
         self._whole_runs = (
             rules.byte_fallback
         )  # a run is decoded once it has ended, not as it grows
         self._strip = rules.strip
         self._strip_left = rules.strip_count
         self._first = bool(rules.drop_in_first)
+        for id in after[-CONTEXT_TOKENS:]:
+            self.push(id)
+        if len(after) > CONTEXT_TOKENS:
+            self._strip_left, self._first = 0, False  # the text has begun
+        if self._run:
+            del self._run[: codecs.utf_8_decode(self._run, "replace", False)[1]]
+            self._known = self._decoded_run()
 
     def push(self, id: int) -> str:
         piece = self._pieces.first(id) if self._first else self._pieces[id]
@@ -211,16 +223,25 @@ class PieceDecoder:
             return ""
         text, used = codecs.utf_8_decode(self._run, "replace", False)
         del self._run[:used]
-        return text
+        return self._unknown(text) if text else ""
 
     def _end_run(self) -> str:
-        run, self._run = self._run, bytearray()
+        text = self._unknown(self._decoded_run())
+        self._run.clear()
+        return text
+
+    def _decoded_run(self) -> str:
         if not self._whole_runs:
-            return run.decode(errors="replace")  # one mark for each piece of a character
+            return self._run.decode(errors="replace")  # one mark for each piece of a character
         try:
-            return run.decode()
+            return self._run.decode()
         except UnicodeDecodeError:
-            return UNDECODABLE * len(run)  # after byte fallback: one mark for each byte
+            return UNDECODABLE * len(self._run)  # after byte fallback: one mark for each byte
+
+    def _unknown(self, text: str) -> str:
+        """The text of a run without the marks of bytes that came before the answer."""
+        known, self._known = self._known, ""
+        return text.removeprefix(known)
 
     def _without_lead(self, text: str) -> str:
         """`text` less what the decoder strips from the start of the whole text."""
@@ -236,9 +257,12 @@ class PieceDecoder:
 class HeldDecoder:
     """For decoders whose text is certain only when all ids are known: gives everything out at the end."""
 
-    def __init__(self, backend: "tokenizers.Tokenizer", skip_special: bool) -> None:
+    def __init__(
+        self, backend: "tokenizers.Tokenizer", skip_special: bool, after: Sequence[int] = ()
+    ) -> None:
         self._backend = backend
         self._skip_special = skip_special
+        self._after = list(after[-CONTEXT_TOKENS:])
         self._ids: list[int] = []
 
     def push(self, id: int) -> str:
@@ -246,5 +270,10 @@ class HeldDecoder:
         return ""
 
     def flush(self) -> str:
-        ids, self._ids = self._ids, []
+        known, whole = self._decode(self._after), self._decode(self._after + self._ids)
+        self._ids = []
+        pairs = enumerate(zip(known, whole, strict=False))
+        return whole[next((at for at, (old, new) in pairs if old != new), len(known)) :]
+
+    def _decode(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=self._skip_special)

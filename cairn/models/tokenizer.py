@@ -142,13 +142,10 @@ class Tokenizer:
     def stream(self, skip_special: bool = True, after: Sequence[int] = ()) -> IncrementalDecoder:
         """Decodes ids one at a time: the pieces joined are `decode` of all of them.
 
-        `after` are ids whose text is already known, such as the end of the prompt: a word that follows them
-        keeps the space that the first word of a text would lose.
+        `after` are ids whose text is known, such as the prompt, and never comes out. A word that follows them keeps
+        the space that the first word of a text would lose, and a character that they began can become whole.
         """
-        decoder = self._pieces.decoder(skip_special)
-        for id in after:
-            decoder.push(id)
-        return decoder
+        return self._pieces.decoder(skip_special, after)
 
     def use_template(self, source: str) -> None:
         """From now on conversations are written by this template, and not by the model's own."""

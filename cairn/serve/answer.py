@@ -19,10 +19,6 @@ from cairn.serve.stop_strings import StopStrings
 if TYPE_CHECKING:
     from cairn.models.tokenizer import Tokenizer
 
-# Of the prompt: a decoder may need the end of it, to know that no text begins here.
-CONTEXT_TOKENS = 16
-
-
 UNREADABLE = "the text of the answer could not be made"  # how such an error begins
 
 
@@ -119,8 +115,7 @@ class Answer:
         self.index, self.params, self.tokenizer = index, params, tokenizer
         self._decoder = None
         if tokenizer is not None:
-            after = prompt[-CONTEXT_TOKENS:]
-            self._decoder = tokenizer.stream(params.skip_special_tokens, after=after)
+            self._decoder = tokenizer.stream(params.skip_special_tokens, after=prompt)
         stops = [params.stop] if isinstance(params.stop, str) else params.stop
         self._stops = StopStrings(stops, params.include_stop_str_in_output)
         wants = params.logprobs is not None

@@ -48,10 +48,12 @@ def make_folder(
     context: int = CONTEXT,
     added: Sequence[str] = (),
     special: bool = False,
+    byte_fallback: bool = False,
 ) -> Path:
     """A tiny Llama whose tokens are bytes and pieces of words, and lively enough to say many of them."""
     torch.manual_seed(3)
-    backend = tiny_tokenizers.byte_level()
+    backend = tiny_tokenizers.sentencepiece() if byte_fallback else tiny_tokenizers.byte_level()
+    end, begin = ("</s>", "<s>") if byte_fallback else ("<|end|>", "<|begin|>")
     backend.add_tokens(
         [tokenizers.AddedToken(token, normalized=False, special=special) for token in added]
     )
@@ -63,14 +65,14 @@ def make_folder(
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
-        bos_token_id=1,
-        eos_token_id=0,
+        bos_token_id=backend.token_to_id(begin),
+        eos_token_id=backend.token_to_id(end),
         pad_token_id=None,
         initializer_range=0.4,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     return tiny_tokenizers.save(
-        path, backend, eos_token="<|end|>", bos_token="<|begin|>", chat_template=template
+        path, backend, eos_token=end, bos_token=begin, chat_template=template
     )
 
 
@@ -187,16 +189,17 @@ class Script:
 
 
 @contextmanager
-def scripted(server: Live, text: str) -> Iterator[None]:
-    """Whatever is asked in here, the model says this, token by token."""
+def scripted(server: Live, text: str | Sequence[int]) -> Iterator[None]:
+    """Whatever is asked in here, the model says this text or these tokens, one after another."""
     serving = server.service.serving
-    jobs, ids = serving.jobs, server.service.tokenizer.encode(text, special=False)
+    jobs, end = serving.jobs, min(serving.opened.eos_ids)
+    ids = server.service.tokenizer.encode(text, special=False) if isinstance(text, str) else text
 
     def with_script(*args: Any, **kwargs: Any) -> list[Any]:
         made = jobs(*args, **kwargs)
         server.asked = made[0].request.prompt
         for job in made:
-            job.request.constraint = Script(ids, 0, serving.limits.vocabulary)
+            job.request.constraint = Script(ids, end, serving.limits.vocabulary)
         return made
 
     serving.jobs = with_script  # type: ignore[method-assign]

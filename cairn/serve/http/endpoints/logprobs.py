@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.answer import CONTEXT_TOKENS, Logprob, readable_prompt, spell
+from cairn.serve.answer import Logprob, readable_prompt, spell
 from cairn.serve.http.protocol.answers import (
     CompletionLogprobs,
     PromptLogprob,
@@ -89,7 +89,7 @@ class TextOffsets:
         self._tokenizer = tokenizer
         self._decoder = None
         if tokenizer is not None and tokenizer.decodes_by_piece:
-            self._decoder = tokenizer.stream(skip_special, after=after[-CONTEXT_TOKENS:])
+            self._decoder = tokenizer.stream(skip_special, after=after)
 
     def place(self, token: int, text: str) -> tuple[int, str]:
         """Where this token begins, and how it is written there."""
