@@ -85,6 +85,16 @@ def _llama3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any
     return ModelSpec(**(fields | rest))
 
 
+def _llama2(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
+    """Llama 2, and the first Llama, whose context is 2,048 tokens."""
+    fields: dict[str, Any] = dict(
+        family="llama", vocab=32_000, hidden=hidden, layers=layers, heads=heads, kv_heads=heads,
+        head_dim=hidden // heads, intermediate=intermediate, context=4096, norm_eps=1e-5,
+        bos_id=1, eos_ids=(2,),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
 def _llama3_rope(factor: float) -> Rope:
     return Rope(theta=500_000.0, kind="llama3", factor=factor, original_context=8192)
 
@@ -185,6 +195,11 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "qwen2.5-14b": lambda: _qwen2(5120, 48, 40, 8, 13_824),
     "qwen2.5-32b": lambda: _qwen2(5120, 64, 40, 8, 27_648),
     "qwen2.5-72b": lambda: _qwen2(8192, 80, 64, 8, 29_568),
+    "tinyllama-1.1b": lambda: _llama2(2048, 22, 32, 5632, kv_heads=4, context=2048),
+    "llama-65b": lambda: _llama2(8192, 80, 64, 22_016, context=2048),
+    "llama-2-7b": lambda: _llama2(4096, 32, 32, 11_008),
+    "llama-2-13b": lambda: _llama2(5120, 40, 40, 13_824),
+    "llama-2-70b": lambda: _llama2(8192, 80, 64, 28_672, kv_heads=8),
     "llama-3.2-1b": lambda: _llama3(
         2048, 16, 32, 8192, head_dim=64, tied=True, rope=_llama3_rope(32.0)
     ),

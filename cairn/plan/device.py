@@ -25,8 +25,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     peak_flops_per_s: float  # bf16, the vendor's: what MFU is a share of
     bytes_per_s: float  # of memory, sustained
     fabric: str  # a key of nccl_model.FABRICS
+    nic_gb_per_s: float  # for each GPU, between nodes
     gpus_per_node: int = 8
-    nic_gb_per_s: float = 50.0  # for each GPU, between nodes
     watts: float = 700.0  # of a busy GPU
     usd_per_hour: float = 3.0
     why: str = ""
@@ -44,13 +44,15 @@ class _Known(msgspec.Struct, frozen=True):
     usd_per_hour: float
     flops_note: str = "what chips of this kind sustain in large products"
     tdp_w: int = 0  # where it is held below the datasheet's; 0: the datasheet's
+    nic_gb_per_s: float = 50.0  # 400 Gbit/s for each GPU, as DGX H100 and B200 have
 
 
 KNOWN = {
     "h200": _Known("H200 SXM", 0.687, 0.888, "h200", 3.5, "measured in benchmarks/h200"),
     "h100": _Known("H100 SXM", 0.62, 0.90, "h100", 2.5),
     "h100-500w": _Known("H100 SXM", 0.46, 0.66, "h100", 2.2, "a 500 W part with HBM2e", 500),
-    "a100": _Known("A100 SXM 80GB", 0.83, 0.88, "a100", 1.5),
+    "a100": _Known("A100 SXM 80GB", 0.83, 0.88, "a100", 1.5, nic_gb_per_s=25.0),  # DGX A100: HDR
+    "a100-40gb": _Known("A100 SXM 40GB", 0.83, 0.88, "a100", 1.2, nic_gb_per_s=25.0),
     "b200": _Known("B200", 0.70, 0.88, "b200", 5.0),
 }
 
@@ -71,6 +73,7 @@ def device(name: str, **changes: float) -> Device:
         peak_flops_per_s=chip.flops_per_s["bf16"],
         bytes_per_s=moved,
         fabric=entry.fabric,
+        nic_gb_per_s=entry.nic_gb_per_s,
         watts=BUSY * (entry.tdp_w or chip.tdp_w),
         usd_per_hour=entry.usd_per_hour,
         why=why,

@@ -2,10 +2,17 @@
 
     torchtitan        benchmarks/llama3_h100_202412 (8 to 512 GPUs), llama3-8b_h200_202506; torchao's training docs
     Megatron-Bridge   performance summaries 25.11 and 26.02 (8 to 1,024 GPUs); NeMo AutoModel's
+    NeMo              performance summary of container 24.12 (December 2024); batch, microbatch and virtual stages are
+                      those of the table of 24.07 in its repository, which lists the same layouts
+    A100              Llama 65B (arXiv:2302.13971, February 2023: 380 tokens/s on 2,048 GPUs with tensor and sequence
+                      parallelism, 4M tokens a step, outputs of products kept); TinyLlama (its README and
+                      pretrain/tinyllama.py, September 2023: 24,000 tokens/s on 16 A100 of 40 GB, FSDP)
     llm-foundry       its benchmarking README;  llm.c, KempnerForge: their own pages
 
 Rows are tokens per second and GPU. The stacks differ from ours: eager or compiled, other attention, more recomputation,
-with tp tokens cut between the layers. Each row says what it ran; the planner's constants are the same for all.
+with tp tokens cut between the layers. Each row says what it ran, and its stack is one of three (`Kernels`); the
+planner's constants are the same for all. The A100 runs of 2023 were eager torch, before torch.compile and (Llama)
+FlashAttention-2, which is `plain`; the tp x fsdp of Llama 65B is not published, one node and all others are assumed.
 """
 
 from typing import Any
@@ -35,6 +42,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 2
     kernels: Kernels = "fused"
     fp8: bool = False
+    tensor_overlap: bool = False
+    whole_gradients: bool = False
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +121,19 @@ def _titan(what: str, microbatch: int, tokens: float, layout: Layout, **rest: An
 
 
 def _megatron(
-    model: str, tokens: float, layout: Layout, microbatches: int, **rest: Any
+    model: str,
+    tokens: float,
+    layout: Layout,
+    microbatches: int,
+    stack: str = "Megatron-Bridge",
+    **rest: Any,
 ) -> Published:
-    """Megatron-Bridge's performance summary: DGX H100, fp8 with current scaling, 8,192 tokens, one sample at a time."""
+    """Megatron-Bridge's or NeMo's performance summary: DGX H100, fp8, 8,192 tokens, one sample at a time.
+
+    Their recipes switch tp_comm_overlap on.
+    """
     fixed: dict[str, Any] = {
-        "what": f"{model} fp8 seq 8192, Megatron-Bridge, {layout.words()}",
+        "what": f"{model} fp8 seq {rest.get('sequence', 8192)}, {stack}, {layout.words()}",
         "gpu": "h100",
         "model": model,
         "sequence": 8192,
@@ -125,10 +142,12 @@ def _megatron(
         "layout": layout,
         "microbatches": microbatches,
         "fp8": True,
+        "tensor_overlap": layout.tp > 1,
     }
     return Published(**(fixed | rest))
 
 
+_4096: dict[str, Any] = {"stack": "NeMo", "sequence": 4096, "order": "interleaved"}
 _70B: dict[str, Any] = {"model": "llama-3.1-70b"}
 _405B: dict[str, Any] = {"model": "llama-3.1-405b"}
 _FULL: dict[str, Any] = {"recompute": "full", "fp8": True}
@@ -172,6 +191,33 @@ ROWS = (
     _megatron("llama-3.1-70b", 1621, Layout(dp=2, pp=8, tp=4), 128, order="interleaved", chunks=5),
     _megatron(
         "llama-3.1-405b", 311, Layout(dp=8, pp=8, cp=2, tp=8), 192, order="interleaved", chunks=8
+    ),
+    _megatron("llama-2-7b", 16934, Layout(dp=8), 16, stack="NeMo", sequence=4096),
+    _megatron("llama-2-13b", 8715, Layout(dp=4, pp=4), 32, chunks=10, **_4096),
+    _megatron("llama-2-70b", 1728, Layout(dp=4, pp=4, tp=4), 32, chunks=20, **_4096),
+    _megatron("llama-3.1-8b", 12273, Layout(dp=4, cp=2), 32, stack="NeMo"),
+    Published(
+        what="Llama 65B seq 2048 x 8, Meta, 2048xA100",
+        gpu="a100",
+        model="llama-65b",
+        sequence=2048,
+        microbatch=8,
+        tokens_per_s=380,
+        layout=Layout(fsdp=256, tp=8),
+        recompute="selective",
+        kernels="plain",
+    ),
+    Published(
+        what="TinyLlama 1.1B seq 2048 x 8, 16xA100 40 GB",
+        gpu="a100-40gb",
+        model="tinyllama-1.1b",
+        sequence=2048,
+        microbatch=8,
+        microbatches=8,
+        tokens_per_s=24_000,
+        layout=Layout(fsdp=16),
+        kernels="plain",
+        whole_gradients=True,
     ),
     Published(
         what="Qwen3 30B-A3B seq 4096 x 4, NeMo AutoModel, 8xH100",
@@ -261,8 +307,9 @@ def compare_one(row: Published) -> Compared:
         order=row.order,
         chunks=row.chunks,
         sequence_parallel=row.layout.tp > 1,
-        whole_gradients=row.layout.pp > 1,
-    )  # torch's pipelines scatter once a step
+        whole_gradients=row.whole_gradients or row.layout.pp > 1,  # torch's pipelines do so
+        tensor_overlap=row.tensor_overlap,
+    )
     time = step_time(job, choice, device(row.gpu))
     seconds = time.total() + row.products_again * time.products / 3
     rate = job.sequence * job.sequences / seconds / row.layout.world()

@@ -1,7 +1,8 @@
 """How long does a training step take with this layout, and where does the time go?
 
     one microbatch through one stage     products + attention + between, at what the device sustains
-    tp, cp, ep                           collectives inside the layers: their time counts in full
+    tp, cp, ep                           collectives inside the layers: their time counts in full, unless those of tp
+                                         are cut into pieces that travel beside products (`tensor_overlap`)
     fsdp, dp                             collectives beside the layers: what does not fit under compute counts
     pp                                   the real schedule, simulated: its bubble; activations from stage to stage
     update                               bytes of weights, gradients and states
@@ -66,6 +67,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 2  # stages on each rank, where the order is `interleaved`
     sequence_parallel: bool = False  # with tp: the tokens between the layers are cut, too
     whole_gradients: bool = False  # with fsdp: they leave once a step, not once a microbatch
+    # With tp: pieces of a collective travel beside the products that need them, as by Transformer Engine's user
+    # buffers (Megatron's tp_comm_overlap). `cairn train` does not do it.
+    tensor_overlap: bool = False
 
     def words(self) -> str:
         order = f", {self.order}" if self.layout.pp > 1 else ""
@@ -133,6 +137,8 @@ def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: f
     between = (layer.between * layers + head * end.between) * bytes_factor / device.bytes_per_s
     again = layers * _recompute(layer, products, choice.recompute, device, bytes_factor)
     tensor, context, expert = _inside(job, choice, device, tokens, layers)
+    if choice.tensor_overlap:
+        tensor = _exposed(tensor, 3 * forward)
     transfers = _between_stages(job, choice, device, tokens)
     one = 3 * forward + attention + 3 * between
     stage = one + again + tensor + context + expert + transfers
@@ -236,7 +242,12 @@ def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatch
     if shard.experts:
         apart = layout.tp * layout.cp * layout.ep
         cost += collective("all_reduce", shard.expert_replicas, 4 * shard.experts, device, apart)
-    hidden = min(cost, 0.9 * compute)
+    return _exposed(cost, 0.9 * compute)
+
+
+def _exposed(cost: float, compute: float) -> float:
+    """What collectives add to the work that they run beside: they slow it down, and may outlast it."""
+    hidden = min(cost, compute)
     return cost - hidden + CONTENTION * hidden
 
 

@@ -136,7 +136,7 @@ def test_serve_that_cannot_be(capsys):
         (["train", "qwen3-8b", "--gpus", "-1"], "--gpus is -1"),
         (["train", "qwen3-8b", "--gpus", "1000000000"], "at most 131,072"),
         (["train", "qwen3-8b", "--gpus", "64", "--tp", "3"], "tp 3 = 3 ranks, but there are 64"),
-        (["train", "qwen3-8b", "--nic", "nan"], "expected a number, got 'nan'"),
+        (["train", "qwen3-8b", "--nic", "nan"], "expected a number or none, got 'nan'"),
         (["train", "./nowhere"], "there is no such folder"),
         (["train", "qwen3-8b", "--html", "/nowhere/out.html"], "there is no folder /nowhere"),
         (["serve", "Qwen/Qwen3-9B"], "did you mean 'qwen3-8b'"),

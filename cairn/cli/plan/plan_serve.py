@@ -36,7 +36,7 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """a shape, such as qwen3-8b; a packaged model, such as cairn-tiny; a folder with a config.json; a GGUF file; or
     owner/name on the hub, whose config.json is fetched"""
     gpu: str = "h200"
-    """h200, h100, h100-500w, a100 or b200"""
+    """h200, h100, h100-500w, a100, a100-40gb or b200"""
     rate: float | None = None
     """requests a second: 10, Poisson; of a trace its own, or the same pattern at this rate"""
     trace: Path | None = None

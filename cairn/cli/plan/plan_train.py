@@ -36,7 +36,7 @@ class PlanTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 8
     """how many"""
     gpu: str = "h200"
-    """h200, h100, h100-500w, a100 or b200"""
+    """h200, h100, h100-500w, a100, a100-40gb or b200"""
     sequence: int = 4096
     """tokens of a sample"""
     batch_tokens: int = 4_194_304
@@ -61,8 +61,8 @@ class PlanTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """of the whole run, for time, cost and energy"""
     gpus_per_node: int = 8
     """joined by NVLink"""
-    nic: float = 50.0
-    """GB/s of the network for each GPU"""
+    nic: float | None = None
+    """GB/s of the network for each GPU; default: 25 for A100, else 50"""
     price: float | None = None
     """USD for one GPU and hour"""
     html: Path | None = None
@@ -81,9 +81,8 @@ def run(args: list[str]) -> int:
 
     name, spec, *_ = model_shape(options.model)
     _check(options, spec.context)
-    changes = {"nic_gb_per_s": options.nic} | (
-        {"usd_per_hour": options.price} if options.price is not None else {}
-    )
+    given = {"nic_gb_per_s": options.nic, "usd_per_hour": options.price}
+    changes = {field: value for field, value in given.items() if value is not None}
     gpu = msgspec.structs.replace(
         device(options.gpu, **changes), gpus_per_node=options.gpus_per_node
     )
