@@ -15,6 +15,11 @@ from cairn.core.errors import ConfigError, RequestError, TokenizerError
 if TYPE_CHECKING:
     from cairn.models.template_sandbox import Template
 
+# For models that have none, as with llama.cpp and most tools beside it.
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 # The names under which clients send what a model thought; the first is the one that templates read.

@@ -26,6 +26,7 @@ from cairn.models.gguf.tokenizer import tokenizer_from_metadata
 from cairn.models.quantized.scheme import CONFIG, GGUF, quantization_of
 from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
+from cairn.models.sampling_defaults import gguf_generation
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.stacked_experts import split_experts
@@ -50,7 +51,9 @@ class Checkpoint:
         self, path: Path, config: dict[str, Any], tensors: TensorSource, eos_ids: Sequence[int]
     ) -> None:
         self.path = path
-        self.generation: dict[str, Any] = {}  # generation_config.json
+        self.generation: dict[
+            str, Any
+        ] = {}  # generation_config.json, or what a GGUF file says in its place
         self.metadata: Callable[[], Mapping[str, object]] | None = None  # of a GGUF file
         self.vision: VisionSpec | None = None  # of a model that sees
         self.whole: TensorSource = tensors  # with the tower's tensors, where there is one
@@ -246,6 +249,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     file = GGUFFile(path)
     checkpoint = Checkpoint(path, file.config(), file, ())
+    checkpoint.generation = gguf_generation(file.metadata, str(path))
     checkpoint.metadata = file.take_metadata
     return checkpoint
 

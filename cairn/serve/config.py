@@ -73,8 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """format that the checkpoint has to have: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; a checkpoint
     in floating point is quantised by fp8, w8a16, w4a16 and nvfp4. Default: what its config.json says"""
     generation_config: str = "auto"
-    """default sampling parameters of requests: auto (those in the model's generation_config.json) or vllm (the API's
-    own defaults)"""
+    """default sampling parameters of requests: auto (those in the model's generation_config.json, or in a GGUF file's
+    general.sampling over llama.cpp's defaults) or vllm (the API's own defaults)"""
     head: str = "auto"
     """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
     kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"

@@ -18,11 +18,28 @@ def checked_defaults(opened: "OpenModel", generation_config: str = "auto") -> De
     try:
         SamplingParams(**opened.sampling)
     except RequestError as error:
+        file = "general.sampling" if is_gguf(opened) else "generation_config.json"
         raise ConfigError(
-            f"generation_config.json of {opened.name}: {error.message}",
+            f"{file} of {opened.name}: {error.message}",
             hint=error.hint or "use --generation-config vllm, which does not read it",
         ) from None
     return opened.sampling
+
+
+def said(opened: "OpenModel", defaults: Defaults) -> str:
+    """The defaults in a line of the log, with where they come from."""
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    source = (
+        " (the file's general.sampling over llama.cpp's defaults; --generation-config vllm: the API's own)"
+        if is_gguf(opened)
+        else ""
+    )
+    return f"requests that do not say how they are sampled: {values}{source}"
+
+
+def is_gguf(opened: "OpenModel") -> bool:
+    checkpoint = getattr(opened, "checkpoint", None)  # a text encoder has none
+    return checkpoint is not None and checkpoint.metadata is not None
 
 
 def with_defaults(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

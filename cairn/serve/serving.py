@@ -40,7 +40,7 @@ from cairn.serve.grammar import Grammar, Grammars, grammars_for
 from cairn.serve.job import Job
 from cairn.serve.media.picture_input import picture_input_of
 from cairn.serve.prompts import params_of_answers
-from cairn.serve.request_defaults import checked_defaults
+from cairn.serve.request_defaults import checked_defaults, is_gguf, said
 from cairn.serve.structured_output import read_guide
 from cairn.serve.text_vectors import TextVectors
 
@@ -103,11 +103,12 @@ class Serving:
         self.limits = msgspec.structs.replace(limits, context=context)
         self.sampling = checked_defaults(opened, generation_config)  # of requests that do not say
         if self.sampling:
-            defaults = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
-            self.notes.append(f"requests that do not say how they are sampled: {defaults}")
+            self.notes.append(said(opened, self.sampling))
         self._grammars = grammars_for(opened, limits.vocabulary)
         self._ids = itertools.count()
         self._adapters = itertools.count(1)
+        self.had_adapters = False
+        self.assumed_template = False  # the model has none of its own
         self._loading = threading.Lock()
         self.asleep = False  # the engine has given its memory back
         self._sleeping = threading.RLock()  # nothing is submitted while it falls asleep
@@ -151,6 +152,7 @@ class Serving:
                 )
             number = next(self._adapters)
             self.engine.load_adapter(number, folder)
+            self.had_adapters = True
             identity, parent = b"adapter %d;" % number, next(iter(self.models))
             model = ServedModel(name, identity, number, parent, folder)
             self.models = {**self.models, name: model}
@@ -166,6 +168,10 @@ class Serving:
                 raise ModelNotServed(f"there is no adapter {name[:200]!r}")
             self.models = {other: one for other, one in self.models.items() if other != name}
             self.engine.unload_adapter(model.adapter)
+
+    @property
+    def is_gguf(self) -> bool:
+        return is_gguf(self.opened)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -1,6 +1,7 @@
 """What shape a request wants its answer in, whichever of the ways to ask for it a client has used.
 
     response_format       {"type": "json_object"} | {"type": "json_schema", "json_schema": {"schema": {...}}}
+                          {"type": "json_object", "schema": {...}}           as llama.cpp and Together have it
     structured_outputs    {"json": {...}} | {"regex": ...} | {"choice": [...]} | {"grammar": ...}
     guided_json, guided_regex, guided_choice, guided_grammar         the same, under their older names
     grammar, json_schema                                             the same, as llama.cpp's server names them
@@ -107,6 +108,8 @@ def _of_response_format(value: object) -> Guide | None:
     if kind == "text":
         return None
     if kind == "json_object":
+        if (schema := shape.get("schema")) is not None:
+            return schema_guide(_object(schema, f"{field}.schema"), f"{field}.schema")
         return schema_guide({"type": "object"}, field)
     if kind != "json_schema":
         hint = did_you_mean(str(kind), FORMATS, otherwise=f"it has to be {', '.join(FORMATS)}")

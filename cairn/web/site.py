@@ -4,6 +4,7 @@
     static/chat/view.js        /web/chat/view.js
     the OpenAPI document       /docs
 
+Ollama's clients ask for `/` to know whether their server runs, and get its words.
 All files are read once, at the start; a path is looked up in that table and never reaches the file system, so no path
 leads out of the folder. Browsers keep a copy and ask whether it is still good (ETag): no stale page is shown.
 Knows nothing of the API but its document; the page itself calls it.
@@ -79,6 +80,9 @@ class Site:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         front = API if scope["path"] == "/docs" else FRONT
+        if scope["path"] == "/" and "ollama" in Headers(scope=scope).get("user-agent", "").lower():
+            await Response("Ollama is running", media_type=TYPES[""])(scope, receive, send)
+            return
         asset = self.assets.get(scope.get("path_params", {}).get("path", front))
         if asset is None:
             raise HTTPException(404)

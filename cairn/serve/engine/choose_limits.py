@@ -113,15 +113,10 @@ def _fit(
 
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
-    context = config.max_model_len
-    if context == "auto":
+    """At most what the model was made for, as with llama.cpp: `start_notes` tells who asked for more."""
+    if config.max_model_len == "auto":
         return spec.context  # `longest_context` makes it shorter, once the pages are counted
-    if context is not None and context > spec.context:
-        raise ConfigError(
-            f"max_model_len is {context}, the model was made for {spec.context} tokens",
-            hint=f"use at most {spec.context}, or stretch the model: --context {context}",
-        )
-    return context or spec.context
+    return min(config.max_model_len or spec.context, spec.context)
 
 
 def longest_context(limits: Limits) -> int:

@@ -11,6 +11,18 @@ from cairn.serve.engine.spans import axes_of, longest_span
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 
+class ContextExceeded(RequestError):
+    """A prompt, or a prompt with its answer, that the context has no room for."""
+
+    prompt_tokens = context = 0  # 0: not known, as behind another process
+
+    @classmethod
+    def of(cls, message: str, hint: str, prompt_tokens: int, context: int) -> "ContextExceeded":
+        error = cls(message, hint)
+        error.prompt_tokens, error.context = prompt_tokens, context
+        return error
+
+
 def check_request(request: Request, limits: Limits) -> None:
     """Refuse what can never be served, with the numbers that say why. Once is enough."""
     if request.checked:
@@ -90,17 +102,21 @@ def _check_text(tokens: int, params: SamplingParams, context: int) -> None:
 def _check_context(prompt: int, params: SamplingParams, context: int) -> None:
     room = context - prompt
     if room < 1:
-        raise RequestError(
+        raise ContextExceeded.of(
             f"the prompt has {prompt} tokens, the context is {context}",
-            hint=f"shorten the prompt to at most {context - 1} tokens, or use a longer context",
+            f"shorten the prompt to at most {context - 1} tokens, or use a longer context",
+            prompt,
+            context,
         )
     tokens, name = params.min_tokens, "min_tokens"
     if params.max_tokens is not None:
         tokens, name = params.max_tokens, "max_tokens"
     if tokens > room:
-        raise RequestError(
-            f"{prompt} prompt tokens and {name} {tokens} exceed the context of {context}",
-            hint=f"at most {room} tokens can follow this prompt",
+        raise ContextExceeded.of(
+            f"{name} {tokens} and {prompt} prompt tokens exceed the context of {context}",
+            f"at most {room} tokens can follow this prompt",
+            prompt,
+            context,
         )
 
 

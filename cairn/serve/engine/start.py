@@ -21,7 +21,7 @@ from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.batch_invariant import InvariantRunner
 from cairn.serve.engine.cache_scales import CacheScales
-from cairn.serve.engine.choose_limits import cache_type, choose_limits, limits_context
+from cairn.serve.engine.choose_limits import cache_type, choose_limits
 from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.media import WaitingForRows
@@ -63,7 +63,6 @@ def start(config: EngineConfig, shards: Shards = ALONE, opened: OpenModel | None
     began = time.monotonic()
     opened = opened or open_model(config.model, config.context)
     check_experts(config, opened.spec)
-    limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     if opened.vision is not None:

@@ -31,6 +31,9 @@ def limit_notes(
         made_for = f"the model was made for {opened.spec.context}"
         at_once = f"at least {AT_ONCE} of them fit into the cache at once"
         yield f"requests of up to {limits.context} tokens: {at_once}; {made_for}"
+    elif (asked := config.max_model_len or 0) > opened.spec.context:
+        more = f"max_model_len {asked} is more than the {opened.spec.context} tokens"
+        yield f"{more} that the model was made for, and counts as those; --context {asked} stretches it"
     if limits.mixed_step_tokens:
         most = limits.mixed_step_tokens
         yield f"at most {most} tokens in steps that decode: about {config.step_ms:g} ms"

@@ -128,8 +128,7 @@ def test_a_key_that_is_needed(tiny_folder, capsys, monkeypatch):
 def test_models(server, local):
     with pytest.raises(UsageError, match="no model 'other'"):
         ServerTalker(server.url).use("other")
-    with pytest.raises(CairnError, match="404"):
-        list(ServerTalker(server.url, model="other").answer(ASK, GREEDY))
+    assert list(ServerTalker(server.url, model="other").answer(ASK, GREEDY))  # it has but one
     with pytest.raises(UsageError, match="itself"):
         local.use("other")
 

@@ -105,7 +105,7 @@ WHOLE = {name: (path, body | {"stream": False}) for name, (path, body) in CASES.
     "llama.cpp": ("/completion", {"prompt": "tell me", "n_predict": 14, "temperature": 0}),
 }  # fmt: skip
 WHEN = re.compile(
-    r'"(created|created_at|input_tokens|cached_tokens|cache_read_input_tokens|[a-z_]*duration|[a-z_]*_(?:ms|second|at))":("[^"]*"|[\d.]+)|moved|[0-9a-f]{24}'
+    r'"(created|created_at|input_tokens|cached_tokens|cache_n|prompt_n|cache_read_input_tokens|[a-z_]*duration|[a-z_]*_(?:ms|second|at))":("[^"]*"|[\d.]+)|moved|[0-9a-f]{24}'
 )
 
 

@@ -5,7 +5,7 @@ import re
 
 import live_server
 
-from cairn.serve.http.endpoints.llamacpp import NEUTRAL
+from cairn.serve.http.protocol.sampling import NEUTRAL
 
 SAID = [{"role": "user", "content": "Once"}]
 GREEDY = {"temperature": 0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -131,13 +131,21 @@ def test_completion_follows_a_grammar_of_llama_cpp(server):
 
 
 def test_what_is_not_supported_is_refused_by_name(server):
-    asked = dict.fromkeys(("logit_bias", "image_data", "lora", *NEUTRAL), 3)
+    asked = dict.fromkeys(("logit_bias", "image_data", "lora", "n_indent", *NEUTRAL), 3)
     for field, value in (asked | {"post_sampling_probs": True}).items():
+        if field in NEUTRAL:
+            for path, prompt in (
+                ("/v1/completions", {"prompt": "Once"}),
+                ("/v1/chat/completions", {"messages": SAID}),
+            ):
+                found = server.http.post(path, json=prompt | {field: value})
+                assert (found.status_code, found.json()["error"]["param"]) == (400, field)
         found = server.http.post("/completion", json={"prompt": "Once", field: value})
         assert (found.status_code, found.json()["error"]["param"]) == (400, field)
     off = NEUTRAL | {"top_n_sigma": -1.0, "typical_p": 1.0, "mirostat": None, "lora": []}
     body = {"prompt": "Once", "n_predict": 3} | off
-    assert server.http.post("/completion", json=body).status_code == 200
+    for path in ("/completion", "/v1/completions"):
+        assert server.http.post(path, json=body).status_code == 200
 
 
 def test_templates_props_and_slots(server):
@@ -331,7 +339,6 @@ def test_models_and_mistakes(server):
     assert len(loaded["digest"]) == 64  # `ollama list` and `ollama ps` cut it
     assert loaded["digest"] == model["digest"]
     for path, body, status in (
-        ("/api/chat", {"model": "other", "messages": SAID}, 404),
         ("/api/show", {"model": "other"}, 404),
         ("/api/show", {}, 400),
         ("/api/pull", {"model": "other"}, 404),

@@ -241,7 +241,7 @@ def test_cohere_rerank_cuts_documents_and_names_mistakes_its_way(encoder):
         ({"query": "a", "documents": []}, "empty list"),
         ({"documents": ["a"]}, "query"),
         ({"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
-        ({"query": "a", "documents": ["a"], "model": "other"}, "other"),
+        ({"query": "a", "documents": ["a"], "model": 3}, "model"),
     ):
         answer = encoder.http.post("/v2/rerank", json=body)
         assert answer.status_code in (400, 404), body

@@ -185,7 +185,7 @@ def test_shapes(agent):
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"background": True}, "background", "not supported"),
         ({"include": ["message.output_text.logprobs"]}, "include", "send logprobs to"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "between 1 and"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"input": "x " * 3000}, "input", "the context is 768"),
     ],
 )  # fmt: skip

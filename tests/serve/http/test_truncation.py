@@ -98,8 +98,8 @@ def test_responses_leave_out_the_oldest_turns(server):
         rest = server.http.post(
             "/v1/responses", json={**asked, "input": [*turns[len(turns) - kept :], last]}
         )
-        if rest.status_code == 200:
-            break
+        if rest.status_code == 200 and "x-cairn-max-tokens" not in rest.headers:
+            break  # with room for the whole answer
     assert 0 < kept < len(turns)
     assert rest.json()["truncation"] == "disabled"
     assert found["usage"] == rest.json()["usage"] | {

@@ -9,7 +9,7 @@ JSON; templates want the object itself.
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,12 +22,13 @@ from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message
-from cairn.serve.http.tools.tools import format_of
+from cairn.serve.http.tools.tools import allowed_tools, format_of
 from cairn.serve.prompts import Prompt
 
 # Templates that know calls by a content of null; others take it for text, and fail.
 _NULL = re.compile(r"content(?:['\"]\])? is none")
 TEXT_PARTS = ("text", "input_text", "output_text")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAY_BE_SILENT = ("assistant", "tool")  # roles whose content clients leave out where there is none
 
 
@@ -73,17 +74,29 @@ async def read_conversation(
     return Prompt(text, await service.encode(text, special=False), pictures=pictures)
 
 
+C = TypeVar("C", bound=ChatRequest | TokenizeRequest)
+
+
+def with_allowed_tools(payload: C) -> C:
+    """The request with the tools alone that its tool_choice allows."""
+    tools, choice = allowed_tools(payload.tools, payload.tool_choice)
+    if choice is payload.tool_choice:
+        return payload
+    return msgspec.structs.replace(payload, tools=tools, tool_choice=choice)
+
+
 def _template_arguments(payload: ChatRequest | TokenizeRequest) -> TemplateArguments:
-    extra: dict[str, Any] = {}
+    payload = with_allowed_tools(payload)
+    extra: dict[str, Any] = dict(payload.chat_template_kwargs or {})
     tools = payload.tools or None
-    if isinstance(payload, ChatRequest):
-        extra = dict(payload.chat_template_kwargs or {})
-        if payload.reasoning_effort is not None:
-            extra.setdefault("reasoning_effort", payload.reasoning_effort)
-        if payload.documents is not None:
-            extra["documents"] = payload.documents
-        if payload.tool_choice == "none":
-            tools = None
+    if payload.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", payload.reasoning_effort)
+    if payload.reasoning_effort == "none":
+        extra.setdefault("enable_thinking", False)
+    if payload.documents is not None:
+        extra["documents"] = payload.documents
+    if payload.tool_choice == "none":
+        tools = None
     goes_on = payload.continue_final_message is True
     if goes_on and payload.add_generation_prompt:
         raise RequestError(
@@ -110,6 +123,7 @@ def _rendered(
     generic = tools is not None and format_of(source) is None
     joins = not sees or (generic and not has_images(messages))
     flat = flat_messages(messages, None if _NULL.search(source) else "", joins=joins)
+    _check_roles(flat, source)
     if "message.thinking" in source:
         flat = [_with_thinking(message) for message in flat]
     parts = with_parts if sees else list
@@ -121,13 +135,25 @@ def _rendered(
         return templates.render(parts(in_first_message(flat, tools)), None, begins, **extra)
 
 
-async def without_oldest(service: Service, payload: ChatRequest, answer: int) -> ChatRequest:
+def _check_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Most templates print any word as a role, and the model answers as if it had read a message."""
+    for at, message in enumerate(messages):
+        role = message["role"]
+        if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+            raise RequestError(
+                f"messages[{at}].role is {role[:40]!r}",
+                hint=f"it has to be {', '.join(ROLES)}, or one that the chat template names",
+            )
+
+
+async def without_oldest(service: Service, payload: ChatRequest, answer: int | None) -> ChatRequest:
     """The conversation without its oldest turns, as many as it takes to leave room for so many tokens.
 
     A turn begins with a message of the user, and what the system says first stays. Where the last turn alone is too
     long, nothing is left out: who reads it says how long it is.
     """
-    messages, room = payload.messages, service.serving.limits.context - answer
+    messages = payload.messages
+    room = service.serving.limits.context - service.reserved(answer)
     roles = [message.get("role") for message in messages]
     head = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
     turns = [at for at, role in enumerate(roles) if role == "user" and at > head]

@@ -5,13 +5,14 @@
 Chat completions, messages and responses all begin here; how the answer is written is each endpoint's own.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.chat.conversation import read_conversation, with_allowed_tools
 from cairn.serve.http.chat.final_message import opens_thought
 from cairn.serve.http.chat.reader import Reader, keeps_marks, make_readers
 from cairn.serve.http.chat.reasoning import CLOSE, OPEN
@@ -28,6 +29,7 @@ class PreparedChat(NamedTuple):
     prompt: Prompt
     request: GenerateRequest
     readers: list[Reader]  # one for each answer
+    cut_to: int | None = None  # tokens of an answer, where more were asked for than it may have
 
 
 def _cut(prompt: Prompt, longest: int) -> Prompt:
@@ -44,21 +46,24 @@ async def prepare_chat(
     guide: Guide | None,
     max_tokens: int | None,
     logprobs: int | None = None,
-    cut: bool = False,
+    before: Sequence[int] = (),
 ) -> PreparedChat:
-    """`guide`: the shape that the answer has to have; `cut`: `max_tokens` may be more than the context has room for."""
+    """`guide`: the shape that the answer has to have; `before`: tokens of an earlier prompt and its answer."""
+    chat = with_allowed_tools(chat)
     offer = offer_of(service, chat)
-    longest = service.most_prompt_tokens(chat.truncate_prompt_tokens, max_tokens or 1)
+    longest = service.most_prompt_tokens(chat.truncate_prompt_tokens, max_tokens)
     prompt = await read_conversation(service, chat, any_length=longest is not None)
     if longest is not None:
         prompt = _cut(prompt, longest)
+    if before:
+        prompt = prompt._replace(token_ids=[*before, *prompt.token_ids])
     thinking = thinking_of(service, prompt.text or "")
     goes_on = chat.continue_final_message is True and thinking != "channels"
     if goes_on and opens_thought(chat.messages, (OPEN, CLOSE)):
         thinking = "begun"
     grammar = await grammar_for(service, guide, offer, thinking)
     guided = grammar is not None
-    most = service.most_tokens(max_tokens, len(prompt.token_ids), cut=cut)
+    most = service.most_tokens(max_tokens, len(prompt.token_ids))
     sampling = sampling_of(chat, service.serving.sampling)
     params = SamplingParams(
         **sampling, max_tokens=most, logprobs=logprobs, prompt_logprobs=chat.prompt_logprobs
@@ -73,4 +78,5 @@ async def prepare_chat(
         grammar,
         pictures=prompt.pictures,
     )
-    return PreparedChat(prompt, request, make_readers(offer, thinking, guided, params.n))
+    cut_to = most if max_tokens is not None and most != max_tokens else None
+    return PreparedChat(prompt, request, make_readers(offer, thinking, guided, params.n), cut_to)

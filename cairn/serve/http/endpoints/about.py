@@ -26,7 +26,7 @@ async def models(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def model(service: Service, call: Call, body: bytes) -> JSON:
-    served = service.served(call.scope["path_params"]["name"])
+    served = service.named(call.scope["path_params"]["name"])
     return JSON((_info if _asks_as_anthropic(call) else _card)(service, served))
 
 
@@ -55,6 +55,11 @@ def _card(service: Service, served: ServedModel) -> ModelCard:
 async def health(service: Service, call: Call, body: bytes) -> JSON:
     status = service.health()
     return JSON(status, 200 if status.status in READY else 503)
+
+
+async def load(service: Service, call: Call, body: bytes) -> JSON:
+    """As vLLM has it."""
+    return JSON({"server_load": service.admission.inside})
 
 
 async def live(service: Service, call: Call, body: bytes) -> JSON:

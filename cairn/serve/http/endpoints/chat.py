@@ -12,6 +12,7 @@ from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
 from cairn.serve.http.chat.reader import joined
 from cairn.serve.http.chat.structure import guide_of
 from cairn.serve.http.chat.thought_tokens import thought_tokens
+from cairn.serve.http.endpoints.llamacpp_answer import prompt_progress, timings
 from cairn.serve.http.endpoints.logprobs import chat_logprobs, prompt_rows
 from cairn.serve.http.protocol.answers import (
     ChatChoice,
@@ -27,6 +28,7 @@ from cairn.serve.http.protocol.answers import (
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.protocol.sampling import most_of
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
@@ -41,9 +43,10 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
         raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
     _check_offered(payload)
     service.admission.check(payload.n or 1)
-    most = payload.max_completion_tokens or payload.max_tokens
+    most = most_of(payload, "max_completion_tokens", "max_tokens", "n_predict")
     logprobs = (payload.top_logprobs or 0) if payload.logprobs else None
     prepared = await prepare_chat(service, payload, guide_of(payload), most, logprobs)
+    call.cut_to = prepared.cut_to
     reply = ChatReply(service, payload, prepared, model, call)
     exchange = Exchange(
         service, call, [prepared.request], model, stream=payload.stream, ledger=payload.ledger
@@ -103,6 +106,7 @@ class ChatReply:
             choices=choices,
             usage=self.usage(exchange),
         )
+        whole.timings = self.timings(exchange)
         if self.payload.return_token_ids:
             whole.prompt_token_ids = self.prompt.token_ids
         if (most := self.payload.prompt_logprobs) is not None:
@@ -142,6 +146,11 @@ class ChatReply:
         thought = "".join(self._thoughts.get(job.answer.index, ()))
         return thought_tokens(job.answer.whole.token_ids, thought, self.service.tokenizer)
 
+    def timings(self, exchange: Exchange) -> dict[str, float]:
+        """Of the first answer, as llama.cpp has them."""
+        job = exchange.jobs[0]
+        return timings(exchange, job, len(job.answer.whole.token_ids))
+
     def chunk(
         self,
         choices: list[ChatChunkChoice],
@@ -176,8 +185,12 @@ class ChunkWriter:
         self.reply, self.exchange = reply, exchange
         payload = reply.payload
         self._usage = None if payload.wants_usage else msgspec.UNSET  # of a chunk that has none
+        self._timed = payload.timings_per_token is True
         self._same = not (
-            payload.wants_running_usage or payload.logprobs or payload.return_token_ids
+            payload.wants_running_usage
+            or payload.logprobs
+            or payload.return_token_ids
+            or self._timed
         )
         self._greeted: set[int] = set()
         self._plain: dict[int, Template] = {}  # by answer, once all that follows is content
@@ -192,6 +205,7 @@ class ChunkWriter:
         """Any delta, as the documents that it is."""
         reply, index = self.reply, delta.index
         choices = reply.chunks_of(delta)
+        first = not self._greeted
         if index not in self._greeted:
             self._greeted.add(index)
             hello = ChatDelta(role="assistant", content="")
@@ -201,7 +215,15 @@ class ChunkWriter:
             self._plain[index] = Template(reply.chunk([more], self._usage))
         running = reply.payload.wants_running_usage
         usage = reply.usage(self.exchange, ended=False) if running else self._usage
-        return [reply.chunk([choice], usage) for choice in choices]
+        chunks = [reply.chunk([choice], usage) for choice in choices]
+        if chunks and (self._timed or delta.finished):
+            chunks[-1].timings = reply.timings(self.exchange)
+        if first and reply.payload.return_progress:
+            read = [reply.chunk([], usage) for _ in ("from", "to")]
+            for chunk, progress in zip(read, prompt_progress(self.exchange), strict=True):
+                chunk.prompt_progress = progress
+            chunks[1:1] = read  # behind the one that names the role
+        return chunks
 
     def last(self) -> bytes:
         reply = self.reply

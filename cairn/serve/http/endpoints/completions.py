@@ -14,6 +14,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_for, guide_of
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
+from cairn.serve.http.endpoints.llamacpp_answer import timings
 from cairn.serve.http.endpoints.logprobs import TextOffsets, completion_logprobs, prompt_rows
 from cairn.serve.http.endpoints.prompt_inputs import count_inputs, cut_inputs, read_inputs
 from cairn.serve.http.protocol.answers import (
@@ -61,8 +62,10 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
 
 
 async def _prompts(service: Service, payload: CompletionRequest) -> list[Prompt]:
-    answer = DEFAULT_TOKENS if payload.max_tokens is None else max(payload.max_tokens, 1)
-    longest = service.most_prompt_tokens(payload.truncate_prompt_tokens, answer)
+    answer = _limit(payload)
+    longest = service.most_prompt_tokens(
+        payload.truncate_prompt_tokens, None if answer < 0 else answer
+    )
     special = payload.add_special_tokens is not False
     if longest is not None:
         return await cut_inputs(service, payload.prompt, "prompt", MOST_PROMPTS, longest, special)
@@ -71,6 +74,12 @@ async def _prompts(service: Service, payload: CompletionRequest) -> list[Prompt]
     if not isinstance(payload.prompt, str):
         raise Refusal(400, "suffix is given; prompt has to be one text then", param="prompt")
     return [await infill_prompt(service, payload.prompt, payload.suffix, ("prompt", "suffix"))]
+
+
+def _limit(payload: CompletionRequest) -> int:
+    """Most tokens of an answer; -1: what the context leaves."""
+    given = payload.n_predict if payload.max_tokens is None else payload.max_tokens
+    return DEFAULT_TOKENS if given is None else given
 
 
 def _check(payload: CompletionRequest) -> None:
@@ -85,7 +94,7 @@ def _check(payload: CompletionRequest) -> None:
             f"best_of is {payload.best_of}; only n ({payload.n or 1}) is supported",
             param="best_of",
         )
-    if payload.max_tokens == 0 and not payload.echo:
+    if _limit(payload) == 0 and not payload.echo:
         raise Refusal(
             400, "max_tokens is 0; it has to be at least 1, or echo true", param="max_tokens"
         )
@@ -102,12 +111,13 @@ class CompletionReply:
         model: str,
         call: Call,
     ) -> None:
-        self.service, self.payload, self.prompts = service, payload, prompts
+        self.service, self.payload, self.prompts, self.call = service, payload, prompts, call
         self.tokenizer = service.serving.opened.tokenizer
         self.n = payload.n or 1
         self.top = payload.logprobs
         self.as_ids = payload.return_tokens_as_token_ids is True
-        self.silent = payload.max_tokens == 0  # only the prompt is wanted
+        self.limit = _limit(payload)
+        self.silent = self.limit == 0  # only the prompt is wanted
         self._texts: dict[int, str] = {}  # of prompts that were given as ids
         self._begun: set[int] = set()  # answers of a stream
         self._offsets: dict[int, TextOffsets] = {}  # by answer, as far as its tokens have come
@@ -121,16 +131,15 @@ class CompletionReply:
         ]
 
     def _params(self, prompt: Prompt) -> SamplingParams:
-        payload, context = self.payload, self.service.serving.limits.context
-        most = payload.max_tokens
-        if most is None:
-            most = min(DEFAULT_TOKENS, max(1, context - len(prompt.token_ids)))
-        most = min(most, self.service.config.max_request_tokens or most)
+        payload, limit = self.payload, None if self.limit < 0 else max(self.limit, 1)
+        most = self.service.most_tokens(limit, len(prompt.token_ids))
+        if most is not None and most < self.limit:
+            self.call.cut_to = min(most, self.call.cut_to or most)
         # A prompt that fills the context can still be scored, but not continued.
         scored = [payload.prompt_logprobs, self.top if payload.echo else None]
         return SamplingParams(
             **sampling_of(payload, self.service.serving.sampling),
-            max_tokens=max(1, most),
+            max_tokens=most,
             logprobs=self.top,
             prompt_logprobs=max((one for one in scored if one is not None), default=None),
         )
@@ -149,6 +158,7 @@ class CompletionReply:
                 first = self._first(done.index, exchange)
                 choices[-1].prompt_logprobs = prompt_rows(first, top, self.tokenizer)
         document = self.document(choices, self.usage(exchange))
+        document.timings = self.timings(exchange)
         if self.payload.return_token_ids:
             document.weights_version = self.service.serving.engine.weights_version()
         return document
@@ -255,6 +265,11 @@ class CompletionReply:
             prompt_tokens_details=CachedTokens(exchange.cached),
         )
 
+    def timings(self, exchange: Exchange) -> dict[str, float]:
+        """Of the first answer, as llama.cpp has them."""
+        job = exchange.jobs[0]
+        return timings(exchange, job, 0 if self.silent else len(job.answer.whole.token_ids))
+
     def document(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
     ) -> Completion:
@@ -274,6 +289,7 @@ class ChunkWriter:
             payload.wants_running_usage,
             payload.logprobs is not None,
             payload.return_token_ids,
+            payload.timings_per_token,
             reply.silent,
             reply.tokenizer is None,
         )
@@ -297,7 +313,10 @@ class ChunkWriter:
             return []
         running = reply.payload.wants_running_usage
         usage = reply.usage(self.exchange) if running else self._usage
-        return [reply.document([choice], usage)]
+        chunk = reply.document([choice], usage)
+        if reply.payload.timings_per_token or delta.finished:
+            chunk.timings = reply.timings(self.exchange)
+        return [chunk]
 
     def last(self) -> bytes:
         reply = self.reply

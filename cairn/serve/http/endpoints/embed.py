@@ -1,6 +1,7 @@
 """Vectors of texts in the shapes that the clients of other servers expect.
 
     POST /embed             Text Embeddings Inference: inputs -> a list of vectors
+    POST /embedding         llama.cpp: content -> a list of documents, each with a list of vectors
     POST /api/embed         Ollama: input -> embeddings with counts; texts that are too long are cut
     POST /api/embeddings    Ollama, before that: prompt -> one embedding, not of length one
 
@@ -32,6 +33,13 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
     dimensions: AtLeastOne | None = None
 
 
+class LlamaEmbedding(msgspec.Struct, kw_only=True):
+    """POST /embedding"""
+
+    content: str | list[str | int | list[int]]
+    model: str | None = None
+
+
 class OllamaEmbed(msgspec.Struct, kw_only=True):
     """POST /api/embed"""
 
@@ -58,6 +66,13 @@ async def embed(service: Service, call: Call, body: bytes) -> JSON:
         truncate_prompt_tokens=WHOLE if payload.truncate else None,
     )
     return JSON((await embedded(service, call, request)).vectors_BD.tolist())
+
+
+async def embedding(service: Service, call: Call, body: bytes) -> JSON:
+    payload = decode(body, LlamaEmbedding)
+    request = EmbeddingRequest(input=payload.content, model=payload.model)
+    vectors_BD = (await embedded(service, call, request)).vectors_BD
+    return JSON([{"index": at, "embedding": [one]} for at, one in enumerate(vectors_BD.tolist())])
 
 
 async def api_embed(service: Service, call: Call, body: bytes) -> JSON:

@@ -6,61 +6,51 @@ Names and defaults are llama.cpp's. `grammar` is GBNF or Lark; what is not suppo
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from cairn import __version__
 from cairn.models.infill import ExtraFile
+from cairn.models.sampling_defaults import LLAMA_CPP
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.conversation import read_conversation
 from cairn.serve.http.chat.structure import grammar_for
 from cairn.serve.http.endpoints.infill_prompt import infill_prompt
 from cairn.serve.http.endpoints.llamacpp_answer import LlamaWriter, Wanted
-from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.endpoints.llamacpp_input import read_biases, read_prompts
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.requests import TokenizeRequest
-from cairn.serve.http.protocol.sampling import TopLogprobs
+from cairn.serve.http.protocol.sampling import (
+    NEUTRAL,
+    OtherSamplers,
+    TopLogprobs,
+    check_samplers,
+)
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
-from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.prompts import Prompt
 from cairn.serve.serving import GenerateRequest
 from cairn.serve.structured_output import Guide, grammar_guide, schema_guide
 
 REFUSED = {
     "post_sampling_probs": "n_probs gives log-probabilities before the samplers",
-    "logit_bias": "send it to /v1/completions",
     "image_data": "this model reads text only",
     "lora": "name the adapter as model",
+    "n_indent": "this server does not have it: leave it out, or send 0",
 }
-# Samplers that are not here, each with the value with which it changes nothing: clients send all of them.
-NEUTRAL = {
-    "mirostat": 0,
-    "typical_p": 1,
-    "dry_multiplier": 0,
-    "xtc_probability": 0,
-    "dynatemp_range": 0,
-    "top_n_sigma": -1,
-    "n_indent": 0,
-}
-
 # What llama.cpp takes where neither the request nor the model says.
-LLAMA_DEFAULTS = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repetition_penalty": 1.0,
-}
+LLAMA_DEFAULTS = LLAMA_CPP | {"repetition_penalty": 1.0}
 AtMost = Annotated[int, msgspec.Meta(le=2**31 - 1)]  # tokens
 LOOK_S = 0.005  # between two looks at an answer that has a limit on its time
 
 
-class LlamaFields(msgspec.Struct, kw_only=True):
+class LlamaFields(OtherSamplers, kw_only=True):
     """What /completion and /infill share. null is the default, as in llama.cpp."""
 
     # Below 0, or without it and `max_tokens`: what the context leaves. 0: the prompt is read, nothing is said.
@@ -84,22 +74,19 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     n_probs: TopLogprobs | None = None  # so many of the likeliest at each token
     post_sampling_probs: bool | None = None
-    logit_bias: Any = None
+    logit_bias: Any = None  # see `llamacpp_input`
+    response_fields: list[str] | None = None  # of the answer; "a/b" is a field within another
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
     image_data: Any = None
     lora: Any = None
-    mirostat: float | None = None
-    typical_p: float | None = None
-    dry_multiplier: float | None = None
-    xtc_probability: float | None = None
-    dynatemp_range: float | None = None
-    top_n_sigma: float | None = None
     n_indent: float | None = None
 
 
 class LlamaRequest(LlamaFields, kw_only=True):
     """POST /completion"""
 
-    prompt: str | list[int]
+    prompt: str | list[Any] | dict[str, Any]  # see `llamacpp_input`
 
 
 class InfillRequest(LlamaFields, kw_only=True):
@@ -108,14 +95,15 @@ class InfillRequest(LlamaFields, kw_only=True):
     prompt: str = ""  # how the middle begins
     input_prefix: str
     input_suffix: str
-    input_extra: list[ExtraFile] = []
+    input_extra: list[ExtraFile] = msgspec.field(default_factory=list)
 
 
 async def completion(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, LlamaRequest)
     _check(payload)
-    [prompt] = await read_inputs(service, payload.prompt, "prompt", 1)
-    return await _answer(service, call, payload, prompt)
+    prompts = await read_prompts(service, payload.prompt)
+    service.admission.check(len(prompts))
+    return await _answer(service, call, payload, prompts, isinstance(payload.prompt, list))
 
 
 async def infill(service: Service, call: Call, body: bytes) -> JSON | None:
@@ -125,34 +113,42 @@ async def infill(service: Service, call: Call, body: bytes) -> JSON | None:
     texts, fields = (payload.input_prefix, payload.input_suffix), ("input_prefix", "input_suffix")
     gap = await infill_prompt(service, *texts, fields, payload.input_extra)
     begun = await service.encode(payload.prompt, special=False) if payload.prompt else []
-    return await _answer(service, call, payload, Prompt(gap.text, gap.token_ids + begun))
+    return await _answer(service, call, payload, [Prompt(gap.text, gap.token_ids + begun)])
 
 
 def _check(payload: LlamaFields) -> None:
     for name, instead in REFUSED.items():
         if getattr(payload, name):
             raise Refusal(400, f"{name} is given; {instead}", param=name, code="unsupported")
-    for name, neutral in NEUTRAL.items():
-        value = getattr(payload, name)
-        off = value is None or value == neutral or (name == "top_n_sigma" and value <= 0)
-        if not off:
-            message = f"{name} is {value:g}; this server does not have it: leave it out, or send {neutral}"
-            raise Refusal(400, message, param=name, code="unsupported")
+    check_samplers(payload)
 
 
 async def _answer(
-    service: Service, call: Call, payload: LlamaFields, prompt: Prompt
+    service: Service,
+    call: Call,
+    payload: LlamaFields,
+    prompts: Sequence[Prompt],
+    listed: bool = False,
 ) -> JSON | None:
+    """`listed`: several answers are a list, which one is not."""
     model = service.check_model(payload.model)
     grammar = await grammar_for(service, _guide_of(payload))
-    most = service.most_tokens(_limit(payload), len(prompt.token_ids), cut=True)
-    request = GenerateRequest(prompt.token_ids, _params(service, payload, most), grammar=grammar)
-    exchange = Exchange(service, call, [request], model, stream=payload.stream)
+    biases, requests = read_biases(service, payload.logit_bias), []
+    for prompt in prompts:
+        most = service.most_tokens(_limit(payload), len(prompt.token_ids))
+        params = _params(service, payload, most, biases)
+        requests.append(GenerateRequest(prompt.token_ids, params, grammar=grammar))
+    exchange = Exchange(service, call, requests, model, stream=payload.stream)
     wanted = Wanted(
-        prompt=prompt.text or "",
+        prompts=[await _shown(service, prompt) for prompt in prompts],
         tokens=bool(payload.return_tokens),
         probabilities=payload.n_probs or 0,
         text=_most(payload) != 0,
+        settings=[_settings(request.params, payload, service) for request in requests],
+        fields=payload.response_fields or [],
+        timings=bool(payload.timings_per_token),
+        progress=bool(payload.return_progress),
+        context=service.serving.limits.context,
     )
     writer = LlamaWriter(wanted, model, exchange)
     async with exchange:
@@ -161,7 +157,43 @@ async def _answer(
                 await exchange.stream(writer)
                 return None
             await exchange.finish()
-        return JSON(writer.whole(exchange.jobs[0].answer.result()))
+        answers = [writer.whole(job.answer.result()) for job in exchange.jobs]
+        return JSON(answers if listed and len(answers) > 1 else answers[0])
+
+
+async def _shown(service: Service, prompt: Prompt) -> str:
+    """The prompt as the model reads it, with its special tokens."""
+    if not service.serving.has_tokenizer:
+        return prompt.text or ""
+    decode_ids, ids = service.tokenizer.decode, prompt.token_ids
+    if len(ids) <= LONG_TEXT:
+        return decode_ids(ids, False)
+    return await asyncio.to_thread(decode_ids, ids, False)
+
+
+def _settings(params: SamplingParams, payload: LlamaFields, service: Service) -> dict[str, Any]:
+    """What an answer was made with, under llama.cpp's names."""
+    most = -1 if params.max_tokens is None else params.max_tokens
+    biases = params.logit_bias or {}
+    return NEUTRAL | {
+        "n_predict": most,
+        "max_tokens": most,
+        "seed": payload.seed if params.seed is None else params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in biases.items()],
+        "stop": params.stop,
+        "ignore_eos": params.ignore_eos,
+        "n_probs": params.logprobs or 0,
+        "stream": bool(payload.stream),
+        "grammar": payload.grammar or "",
+        "lora": [],
+    }
 
 
 @contextmanager
@@ -178,8 +210,8 @@ def _time_limit(exchange: Exchange, most_ms: float) -> Iterator[None]:
 
 async def _end_late(exchange: Exchange, most_s: float) -> None:
     """Counts from the first token, and waits for the end of a line: editors show whole lines."""
-    answer = exchange.jobs[0].answer
-    while exchange.since_first_s <= most_s or "\n" not in answer.result().text:
+    answers = [job.answer for job in exchange.jobs]
+    while exchange.since_first_s <= most_s or any("\n" not in one.result().text for one in answers):
         await asyncio.sleep(LOOK_S)
     exchange.abort()
 
@@ -203,7 +235,9 @@ def _limit(payload: LlamaFields) -> int | None:
     return None if most is None or most < 0 else max(most, 1)
 
 
-def _params(service: Service, payload: LlamaFields, most: int | None) -> SamplingParams:
+def _params(
+    service: Service, payload: LlamaFields, most: int | None, biases: dict[int, float] | None
+) -> SamplingParams:
     adjusted = {
         "temperature": None if payload.temperature is None else max(payload.temperature, 0.0),
         "top_k": None if payload.top_k is None else max(payload.top_k, 0),
@@ -222,6 +256,7 @@ def _params(service: Service, payload: LlamaFields, most: int | None) -> Samplin
         stop=[word for word in payload.stop or () if word],  # an empty one counts for nothing there
         ignore_eos=bool(payload.ignore_eos),
         logprobs=payload.n_probs or None,
+        logit_bias=biases,
     )
 
 
@@ -243,8 +278,10 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(
         {
             "default_generation_settings": {"n_ctx": serving.limits.context, "params": params},
+            # Of /v1, where llama.cpp's own defaults count only for GGUF files.
+            "v1_params": {"temperature": 1.0} | serving.sampling,
             "total_slots": serving.limits.rows,
-            "model_path": service.model,
+            "model_path": Path(service.config.model).name,  # clients need not know the folders
             "model_alias": service.model,
             "chat_template": sources.get("default", ""),
             "bos_token": named.get("bos_token", ""),

@@ -80,6 +80,7 @@ async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, MessagesRequest)
     model = service.check_model(payload.model)
     prepared = await prepare_chat(service, as_chat(payload), guide_of(payload), payload.max_tokens)
+    call.cut_to = prepared.cut_to
     blocks = Blocks(prepared.readers[0])
     usage = MessageUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
     message = AnthropicMessage(id=f"msg_{call.id}", model=model, content=[], usage=usage)

@@ -25,7 +25,7 @@ from cairn.serve.http.protocol.answers import ChatDelta, ToolCall, reason_of
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.requests import ChatRequest
-from cairn.serve.http.protocol.sampling import TopLogprobs, sampling_of
+from cairn.serve.http.protocol.sampling import Count, TopLogprobs, sampling_of
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
@@ -73,6 +73,7 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     raw: bool = False
     suffix: str | None = None
     images: list[str] | None = None
+    context: list[Count] | None = None  # of the answer that this one goes on from
     template: str | None = None
 
 
@@ -94,7 +95,7 @@ async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
     chat.tools = payload.tools
     chat.continue_final_message = _goes_on(payload.messages[-1])
     prepared = await prepare_chat(
-        service, chat, _guide_of(payload), _limit(payload), _logprobs(payload), cut=True
+        service, chat, _guide_of(payload), _limit(payload), _logprobs(payload)
     )
     return await _answer(service, call, payload, prepared, LineWriter("message", model))
 
@@ -145,6 +146,7 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
         payload.suffix
         or payload.raw
         or not (service.serving.has_tokenizer and service.tokenizer.templates)
+        or service.serving.assumed_template  # Ollama adds nothing to the prompt of a model without one
     ):
         prepared = await _prepare_text(service, payload)
     else:
@@ -152,9 +154,16 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
         user = {"role": "user", "content": payload.prompt, "images": payload.images}
         chat = _chat_of(payload, [*system, _with_images(user)])
         prepared = await prepare_chat(
-            service, chat, _guide_of(payload), _limit(payload), _logprobs(payload), cut=True
+            service,
+            chat,
+            _guide_of(payload),
+            _limit(payload),
+            _logprobs(payload),
+            payload.context or (),
         )
-    return await _answer(service, call, payload, prepared, LineWriter("response", model))
+    writer = LineWriter("response", model)
+    writer.has_context = not payload.raw  # as with Ollama
+    return await _answer(service, call, payload, prepared, writer)
 
 
 async def _prepare_text(service: Service, payload: OllamaGenerate) -> PreparedChat:
@@ -162,8 +171,11 @@ async def _prepare_text(service: Service, payload: OllamaGenerate) -> PreparedCh
         prompt = await infill_prompt(service, payload.prompt, payload.suffix, ("prompt", "suffix"))
     else:
         [prompt] = await read_inputs(service, payload.prompt, "prompt", 1)
+        if payload.context:
+            text = await service.encode(payload.prompt, special=False)
+            prompt = prompt._replace(token_ids=[*payload.context, *text])
     grammar = await grammar_for(service, _guide_of(payload))
-    most = service.most_tokens(_limit(payload), len(prompt.token_ids), cut=True)
+    most = service.most_tokens(_limit(payload), len(prompt.token_ids))
     sampling = sampling_of(_chat_of(payload, []), service.serving.sampling)
     params = SamplingParams(**sampling, max_tokens=most, logprobs=_logprobs(payload))
     request = GenerateRequest(prompt.token_ids, params, grammar=grammar)
@@ -241,6 +253,8 @@ def _line(model: str, kind: Kind, text: str) -> dict[str, Any]:
 class LineWriter:
     """An answer as lines of JSON, or as one document."""
 
+    has_context = False  # the tokens of the prompt and the answer are told, for the next prompt
+
     def __init__(self, kind: Kind, model: str) -> None:
         self._kind, self._model = kind, model
         self._calls: list[ChatDelta] = []
@@ -307,7 +321,8 @@ class LineWriter:
     def _end(self) -> dict[str, Any]:
         job = self._exchange.jobs[0]
         prompt_s, decode_s = self._exchange.seconds
-        return {
+        tokens = [*job.request.prompt, *job.answer.whole.token_ids] if self.has_context else None
+        return ({} if tokens is None else {"context": tokens}) | {
             "done": True,
             "done_reason": self._reason,
             "total_duration": int((prompt_s + self._exchange.since_first_s) * 1e9),

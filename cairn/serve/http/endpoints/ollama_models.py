@@ -15,6 +15,7 @@ from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
 
+OLLAMA = "0.12.11"  # whose interface this is: clients refuse versions that are too old for them
 NEVER = "2318-01-01T00:00:00Z"  # far away: a time that has passed reads as "stopping"
 
 
@@ -26,9 +27,10 @@ class OllamaShow(msgspec.Struct, kw_only=True):
 
 
 def check_served(service: Service, name: str) -> str:
-    """Their clients name a tag, and `latest` where the user gave none."""
-    service.check_model(served_name(service, name))
-    return name
+    """The name to answer with. Their clients name a tag, and `latest` where the user gave none."""
+    known = served_name(service, name)
+    served = service.check_model(known)
+    return name if served == known else served
 
 
 def served_name(service: Service, name: str) -> str:
@@ -93,7 +95,7 @@ async def api_show(service: Service, call: Call, body: bytes) -> JSON:
     payload = decode(body, OllamaShow)
     if not (payload.model or payload.name):
         raise Refusal(400, "model is missing", param="model", code="missing_field")
-    check_served(service, payload.model or payload.name)
+    service.named(served_name(service, payload.model or payload.name))
     tokenizer, spec = service.serving.opened.tokenizer, service.serving.opened.spec
     sources = {} if tokenizer is None else tokenizer.templates.sources
     info = {
@@ -113,10 +115,12 @@ async def api_show(service: Service, call: Call, body: bytes) -> JSON:
 
 def _capabilities(service: Service) -> list[str]:
     """Their words; clients offer tools and pictures only to models that are said to take them."""
-    has_template = service.serving.has_tokenizer and bool(service.tokenizer.templates)
+    serving = service.serving
+    has_template = serving.has_tokenizer and bool(serving.tokenizer.templates)
+    has_template = has_template and not serving.assumed_template
     sees = service.serving.picture_input is not None
     return ["completion", *(["tools"] if has_template else []), *(["vision"] if sees else [])]
 
 
 async def api_version(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON({"version": __version__})
+    return JSON({"version": OLLAMA, "cairn": __version__})

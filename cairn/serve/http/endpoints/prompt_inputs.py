@@ -83,4 +83,11 @@ def _check_ids(service: Service, ids: Sequence[Any], field: str) -> None:
     context = service.serving.limits.context
     if len(ids) > context:
         message = f"the prompt has {len(ids)} tokens, the context is {context}"
-        raise Refusal(400, message, param=field, code="context_length_exceeded")
+        raise Refusal(
+            400,
+            message,
+            param=field,
+            code="context_length_exceeded",
+            prompt_tokens=len(ids),
+            context=context,
+        )

@@ -38,6 +38,7 @@ from cairn.serve.http.protocol.responses import (
     ResponseUsage,
     Status,
 )
+from cairn.serve.http.protocol.sampling import most_of
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.response_store import Stored
@@ -50,12 +51,13 @@ LISTED, MOST_LISTED = 20, 100  # items of a page, as OpenAI has it
 async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     payload = decode(body, ResponsesRequest)
     model = service.check_model(payload.model)
-    most = payload.max_output_tokens
+    most = most_of(payload, "max_output_tokens")
     before = _earlier(service, call, payload.previous_response_id)
     chat = as_chat(payload, before, sees=service.serving.picture_input is not None)
     if payload.truncation == "auto":
-        chat = await without_oldest(service, chat, most or 1)
+        chat = await without_oldest(service, chat, most)
     prepared = await prepare_chat(service, chat, guide_of(payload), most)
+    call.cut_to = prepared.cut_to
     blocks = Blocks(prepared.readers[0])
     reply = _begun(payload, model, prepared.request.params, call)
     reply.store = service.responses.most > 0 and payload.store is not False

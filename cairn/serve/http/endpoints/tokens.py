@@ -1,15 +1,21 @@
-"""POST /tokenize and /detokenize: how this model cuts a text or a conversation into tokens, and back."""
+"""POST /tokenize and /detokenize: how this model cuts a text or a conversation into tokens, and back.
+
+Also /v1/chat/completions/input_tokens and /v1/responses/input_tokens, which only count them.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.http.chat.conversation import read_conversation
-from cairn.serve.http.protocol.answers import Detokenized, Piece, Tokenized
+from cairn.serve.http.chat.conversation import read_conversation, with_allowed_tools
+from cairn.serve.http.chat.structure import offer_of
+from cairn.serve.http.endpoints.responses_input import as_chat as responses_chat
+from cairn.serve.http.protocol.answers import Detokenized, InputTokens, Piece, Tokenized
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
-from cairn.serve.http.protocol.requests import DetokenizeRequest, TokenizeRequest
+from cairn.serve.http.protocol.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
+from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import LONG_TEXT, Service
 
@@ -50,6 +56,28 @@ def _piece(tokenizer: Tokenizer, id: int) -> Piece:
         except UnicodeDecodeError:
             return Piece(id, list(piece))
     return Piece(id, tokenizer.decode([id], skip_special=False) if piece is None else piece)
+
+
+async def chat_input_tokens(service: Service, call: Call, body: bytes) -> JSON:
+    """POST /v1/chat/completions/input_tokens: how many tokens the prompt of this chat has."""
+    payload = decode(body, ChatRequest)
+    service.check_model(payload.model)
+    return await _counted(service, payload)
+
+
+async def responses_input_tokens(service: Service, call: Call, body: bytes) -> JSON:
+    """POST /v1/responses/input_tokens"""
+    payload = decode(body, ResponsesRequest)
+    service.check_model(payload.model)
+    sees = service.serving.picture_input is not None
+    return await _counted(service, responses_chat(payload, sees=sees))
+
+
+async def _counted(service: Service, chat: ChatRequest) -> JSON:
+    chat = with_allowed_tools(chat)
+    offer_of(service, chat)  # refuses tools that could not be used
+    prompt = await read_conversation(service, chat, any_length=True)
+    return JSON(InputTokens(len(prompt.token_ids)))
 
 
 async def detokenize(service: Service, call: Call, body: bytes) -> JSON:

@@ -4,8 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from cairn import __version__
 from cairn.serve.answer import CompletionOutput
 
+FINGERPRINT = f"build-cairn-{__version__}"  # of the software; llama.cpp's begins with a b, too
+Numbers = (
+    dict[str, float] | msgspec.UnsetType
+)  # llama.cpp's timings, and how much of a prompt was read
 Reason = Literal["stop", "length", "abort", "tool_calls"]
 
 
@@ -105,6 +110,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str = FINGERPRINT
+    timings: Numbers = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
@@ -125,6 +132,9 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    system_fingerprint: str = FINGERPRINT
+    timings: Numbers = msgspec.UNSET
+    prompt_progress: Numbers = msgspec.UNSET
 
 
 # -- completions ----------------------------------------------------------------------------------
@@ -157,6 +167,8 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    system_fingerprint: str = FINGERPRINT
+    timings: Numbers = msgspec.UNSET
     weights_version: int | msgspec.UnsetType = (
         msgspec.UNSET
     )  # with return_token_ids, of a whole one
@@ -192,6 +204,13 @@ class Tokenized(msgspec.Struct, kw_only=True):
     max_model_len: int
     tokens: list[int | Piece]
     token_strs: list[str] | None = None
+
+
+class InputTokens(msgspec.Struct):
+    """How long a prompt would be."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class Detokenized(msgspec.Struct):

@@ -65,6 +65,8 @@ def decode(body: bytes, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
+        if (byte := _not_utf8(body)) is not None:  # such a text is of no type
+            raise Refusal(400, f"the body is not JSON: {byte}", code="invalid_json") from None
         raise _explained(str(error), body, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, no_json(body, error), code="invalid_json") from None
@@ -76,17 +78,23 @@ def no_json(body: bytes, error: Exception, what: str = "the body") -> str:
     """In place of what msgspec says: "Input data was truncated" of half a character, and places within a string."""
     if not body.strip():
         return f"{what} is empty; it has to be JSON"
-    try:
-        body.decode()
-    except UnicodeDecodeError as wrong:
-        byte = f"0x{body[wrong.start]:02x} at byte {wrong.start}"
-        return f"{what} is not JSON: {byte} is not UTF-8 ({wrong.reason})"
+    if (byte := _not_utf8(body)) is not None:
+        return f"{what} is not JSON: {byte}"
     if half := _HALF.search(body):
         return (
             f"{what} is not JSON: {half[0].decode()} at byte {half.start()} is half of a character: a text was cut "
             "between the two halves of a surrogate pair"
         )
     return f"{what} is not JSON: {error}"
+
+
+def _not_utf8(body: bytes) -> str | None:
+    """The first byte that is no part of a text, in words."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        return f"0x{body[wrong.start]:02x} at byte {wrong.start} is not UTF-8 ({wrong.reason})"
+    return None
 
 
 def _explained(problem: str, body: bytes, kind: type[msgspec.Struct]) -> Refusal:

@@ -9,7 +9,12 @@ import msgspec
 from cairn import __version__
 from cairn.serve.http.endpoints.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from cairn.serve.http.endpoints.cohere import CohereEmbedRequest, CohereError
-from cairn.serve.http.endpoints.embed import EmbedRequest, OllamaEmbed, OllamaEmbedding
+from cairn.serve.http.endpoints.embed import (
+    EmbedRequest,
+    LlamaEmbedding,
+    OllamaEmbed,
+    OllamaEmbedding,
+)
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
 from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate
@@ -38,6 +43,7 @@ from cairn.serve.http.protocol.answers import (
     Completion,
     Detokenized,
     Health,
+    InputTokens,
     ModelCard,
     ModelList,
     Tokenized,
@@ -74,6 +80,8 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
+    "/v1/chat/completions/input_tokens": (ChatRequest, InputTokens, "how long a chat's prompt is"),
+    "/v1/responses/input_tokens": (ResponsesRequest, InputTokens, "how long an input is"),
     "/v1/batches": (BatchRequest, Batch, "many requests, answered when there is room"),
     "/tokenize": (TokenizeRequest, Tokenized, "the token ids of a text or a conversation"),
     "/detokenize": (DetokenizeRequest, Detokenized, "the text of token ids"),
@@ -106,6 +114,7 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/apply-template": (TokenizeRequest, "a conversation as text, llama.cpp's way"),
     "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
     "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
+    "/embedding": (LlamaEmbedding, "vectors of texts, llama.cpp's way"),
     "/embed": (EmbedRequest, "vectors of texts, Text Embeddings Inference's way"),
     "/v2/embed": (CohereEmbedRequest, "vectors of texts, Cohere's way"),
     "/api/embed": (OllamaEmbed, "vectors of texts, Ollama's way"),
@@ -127,6 +136,7 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
 }
 OTHER_GETS: dict[str, tuple[str, str]] = {
     "/props": ("application/json", "the server, llama.cpp's way"),
+    "/load": ("application/json", "how many requests are inside, vLLM's way"),
     "/slots": ("application/json", "rows of the batch, llama.cpp's way"),
     "/api/ps": ("application/json", "the models that are loaded, Ollama's way"),
     "/api/tags": ("application/json", "the models, Ollama's way"),

@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 
 from cairn.core.errors import CairnError, ConfigError, RequestError, TokenizerError
+from cairn.serve.engine.request_checks import ContextExceeded
 
 log = logging.getLogger("cairn")
 KINDS = {
@@ -34,6 +35,9 @@ class ErrorInfo(msgspec.Struct, kw_only=True):
     type: str
     param: str | None = None  # the field that is wrong
     code: str | None = None
+    # llama.cpp's, where a prompt is longer than the context.
+    n_prompt_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    n_ctx: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorBody(msgspec.Struct):
@@ -51,17 +55,21 @@ class Refusal(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        prompt_tokens: int = 0,
+        context: int = 0,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
         self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
         self.retry_after_s = retry_after_s
+        self.prompt_tokens, self.context = prompt_tokens, context  # of a prompt that is too long
 
     def body(self) -> ErrorBody:
         kind = KINDS.get(self.status, "server_error")
-        return ErrorBody(
-            ErrorInfo(message=self.message, type=kind, param=self.param, code=self.code)
-        )
+        error = ErrorInfo(message=self.message, type=kind, param=self.param, code=self.code)
+        if self.prompt_tokens:
+            error.n_prompt_tokens, error.n_ctx = self.prompt_tokens, self.context
+        return ErrorBody(error)
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -73,6 +81,14 @@ class Refusal(Exception):
 
     def response(self) -> Response:
         return JSON(self.body(), self.status, self.headers())
+
+
+def llama_error(refusal: Refusal) -> Response:
+    """On llama.cpp's own paths; OpenAI's clients know a prompt that is too long by its code, and its type is theirs."""
+    body = refusal.body()
+    if refusal.code == "context_length_exceeded":
+        body.error.type = "exceed_context_size_error"
+    return JSON(body, refusal.status, refusal.headers())
 
 
 class JSON(Response):
@@ -101,7 +117,10 @@ def refusal_of(
         message = error.message
         if prompt is not None and first == "prompts":  # several, which have the field's name here
             message = prompt + message.removeprefix(first)
-        return Refusal(400, f"{message}{hint}", param=param, code=code)
+        numbers: dict[str, int] = {}
+        if isinstance(error, ContextExceeded):
+            numbers = {"prompt_tokens": error.prompt_tokens, "context": error.context}
+        return Refusal(400, f"{message}{hint}", param=param, code=code, **numbers)
     return Refusal(500, f"{error.message}{hint}")
 
 

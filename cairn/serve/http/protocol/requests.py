@@ -1,23 +1,26 @@
 """What clients ask, as Structs. Unknown fields are ignored; one of the wrong type or range is a 400 with its name."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from cairn.serve.http.protocol.sampling import (
     AtLeastOne,
     Count,
+    Most,
     SamplingFields,
     TopLogprobs,
 )
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions"""
 
     messages: list[dict[str, Any]]
-    max_tokens: AtLeastOne | None = None
-    max_completion_tokens: AtLeastOne | None = None
+    max_tokens: Most | None = None
+    max_completion_tokens: Most | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: list[dict[str, Any]] | None = None
@@ -27,7 +30,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None  # the answer goes on where the last message ends
     chat_template: str | None = None  # for servers that trust their clients with one
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # for templates that know it
+    reasoning_effort: Effort | None = None  # for templates that know it; "none" asks for no thought
     documents: list[dict[str, Any]] | None = None
     functions: list[dict[str, Any]] | None = None  # refused: what came before tools
     modalities: list[str] | None = None  # text is what there is
@@ -39,7 +42,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = None  # around texts, such as BOS; true
-    max_tokens: Count | None = None
+    max_tokens: Most | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -54,6 +57,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     content: str | None = None  # the text under llama.cpp's name
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    documents: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None  # of `content`
     add_generation_prompt: bool | None = None

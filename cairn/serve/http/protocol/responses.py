@@ -7,11 +7,11 @@ from msgspec import Meta
 
 from cairn.serve.engine.sampling_params import SHARE_ABOVE_0
 from cairn.serve.http.protocol.answers import CachedTokens, ReasoningTokens
-from cairn.serve.http.protocol.sampling import AtLeastOne, Priority, Temperature
+from cairn.serve.http.protocol.requests import Effort
+from cairn.serve.http.protocol.sampling import Most, Priority, Temperature
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Truncation = Literal["auto", "disabled"]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
@@ -46,7 +46,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     stream: bool | None = None
     ledger: bool | None = None  # the answer says where its time went
-    max_output_tokens: AtLeastOne | None = None
+    max_output_tokens: Most | None = None  # -1: what the context leaves
     temperature: Temperature | None = None
     top_p: Annotated[float, SHARE_ABOVE_0] | None = None
     text: TextOptions | None = None

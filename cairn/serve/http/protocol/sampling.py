@@ -1,8 +1,8 @@
 """The fields that chat and completion requests share, with their ranges; and what the engine makes of them.
 
-Names and meanings are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt) are vLLM's.
-null means the default: the model's own (`serve.request_defaults`), else OpenAI's. Unknown fields are ignored, as
-clients of either send many.
+Names and meanings are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt) are vLLM's,
+or llama.cpp's (repeat_penalty, n_predict, and samplers that are refused by name). null means the default: the model's
+own (`serve.request_defaults`), else OpenAI's. Unknown fields are ignored, as clients of either send many.
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,9 @@ from cairn.serve.request_defaults import with_defaults
 
 Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Most = Annotated[
+    int, Meta(ge=-1, le=MOST_TOKENS)
+]  # tokens of an answer; -1: what the context leaves
 Share = Annotated[float, SHARE]
 Penalty = Annotated[float, PENALTY]
 Temperature = Annotated[float, Meta(ge=0, le=2)]  # as OpenAI has it
@@ -42,7 +45,41 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None  # the usage so far in every chunk
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class OtherSamplers(msgspec.Struct, kw_only=True):
+    """Samplers of llama.cpp's that are not here: refused where they would change the answer."""
+
+    mirostat: float | None = None
+    typical_p: float | None = None
+    dry_multiplier: float | None = None
+    xtc_probability: float | None = None
+    dynatemp_range: float | None = None
+    top_n_sigma: float | None = None
+    adaptive_target: float | None = None
+
+
+# The value with which each changes nothing: clients send all of them.
+NEUTRAL = {
+    "mirostat": 0,
+    "typical_p": 1,
+    "dry_multiplier": 0,
+    "xtc_probability": 0,
+    "dynatemp_range": 0,
+    "top_n_sigma": -1,
+    "adaptive_target": -1,
+}
+OFF_BELOW_0 = ("top_n_sigma", "adaptive_target")
+
+
+def check_samplers(body: OtherSamplers) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name)
+        off = value is None or value == neutral or (name in OFF_BELOW_0 and value <= 0)
+        if not off:
+            message = f"{name} is {value:g}; this server does not have it: leave it out, or send {neutral}"
+            raise Refusal(400, message, param=name, code="unsupported")
+
+
+class SamplingFields(OtherSamplers, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     ledger: bool | None = None  # the answer says where its time went
@@ -55,6 +92,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, REPETITION] | None = None
+    repeat_penalty: Annotated[float, REPETITION] | None = None  # llama.cpp's name for it
+    n_predict: Most | None = None  # llama.cpp's name for max_tokens
     seed: Annotated[int, Meta(ge=SMALLEST_SEED, le=LARGEST_SEED)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Count] | None = None
@@ -78,6 +117,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     grammar: str | None = None  # as llama.cpp's clients send them
     json_schema: Any = None
     structured_outputs: dict[str, Any] | None = None
+    timings_per_token: bool | None = None  # llama.cpp's: every chunk says how fast it is
+    return_progress: bool | None = (
+        None  # llama.cpp's: a stream begins with how much of the prompt was read
+    )
     user: str | None = None
     # Known, and refused: an answer without them would look like one with them.
     allowed_token_ids: list[int] | None = None
@@ -103,7 +146,10 @@ def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, 
     """The arguments of `SamplingParams` that have the same name here; absent ones are the model's `defaults`, or the
     engine's."""
     _check_known(body)
+    check_samplers(body)
     fields = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
+    if body.repeat_penalty is not None:
+        fields.setdefault("repetition_penalty", body.repeat_penalty)
     fields = with_defaults(defaults, fields)
     if body.logit_bias is not None:
         fields["logit_bias"] = _biases(body.logit_bias)
@@ -112,6 +158,18 @@ def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, 
             400, "stream_options is given, and stream is not true", param="stream_options"
         )
     return fields
+
+
+def most_of(body: msgspec.Struct, *names: str) -> int | None:
+    """How many tokens an answer may have: the first of these fields that is given; None: what the context leaves."""
+    for name in names:
+        most: int | None = getattr(body, name)
+        if most == 0:
+            message = f"{name} is 0; it has to be at least 1, or -1 for all that the context leaves"
+            raise Refusal(400, message, param=name, code="invalid_value")
+        if most is not None:
+            return most if most > 0 else None
+    return None
 
 
 def _check_known(body: SamplingFields) -> None:

@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cairn.core.errors import CairnError
+from cairn.core.shared_secret import is_loopback
 from cairn.serve.http.batches.files import FileStore, hold_folder
 from cairn.serve.http.batches.perform import HOLDER, performer
 from cairn.serve.http.batches.runner import BatchRunner
@@ -39,15 +40,18 @@ from cairn.serve.http.endpoints.responses import responses
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import put_into
 from cairn.serve.http.protocol.body import Gone, read_bytes
-from cairn.serve.http.protocol.refusal import Refusal, bug_found, refusal_of
-from cairn.serve.http.server.call import Call
+from cairn.serve.http.protocol.refusal import Refusal, bug_found, llama_error, refusal_of
+from cairn.serve.http.server.call import CUT_TO, Call
 from cairn.serve.http.server.continuation import ROUTED, ProgressSend, header, split_body
 from cairn.serve.http.server.keys import ANYBODY
+from cairn.serve.http.server.local_pages import LocalPages
 from cairn.serve.http.server.model_kinds import check_kind
 from cairn.serve.http.server.paths import (
+    ALIASES,
     ERROR_FORMATS,
     FIELDS,
     GENERATING,
+    LLAMA_CPP,
     OPEN_TO_ALL,
     PATHS,
     PROMPT_IN,
@@ -56,6 +60,12 @@ from cairn.serve.http.server.paths import (
 from cairn.serve.http.server.service import Service
 
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
+EXPOSED = [
+    "x-request-id",
+    "x-cairn-ledger",
+    CUT_TO.decode(),
+    "retry-after",
+]  # to pages of other origins
 CLIENT_LEFT = 499  # only the metrics see this status
 LONGEST_ID = 128
 
@@ -75,12 +85,19 @@ class Endpoint:
     """One path as an ASGI application."""
 
     def __init__(
-        self, service: Service, handle: Handle, *, guarded: bool = True, body: bool = False
+        self,
+        service: Service,
+        handle: Handle,
+        *,
+        guarded: bool = True,
+        body: bool = False,
+        path: str = "",
     ) -> None:
         self.service, self.handle, self.guarded, self.body = service, handle, guarded, body
         self.name = handle.__name__
         self.admits = handle in GENERATING
-        self.error_response = ERROR_FORMATS.get(self.name, Refusal.response)
+        otherwise = llama_error if path in LLAMA_CPP else Refusal.response
+        self.error_response = ERROR_FORMATS.get(self.name, otherwise)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         id = request_id(scope)
@@ -127,6 +144,8 @@ class Endpoint:
             response = await self.handle(service, call, body)
             if response is not None and call.wants_ledger and call.entry is not None:
                 put_into(response, service.book.view(call.entry), call.wants_field)
+            if response is not None and call.cut_to is not None:
+                response.headers[CUT_TO.decode()] = str(call.cut_to)
             return response
         except Refusal as error:
             refusal = error
@@ -182,6 +201,14 @@ class Application:
     def __init__(self, service: Service, more: More = ()) -> None:
         """`more` is what a layer above adds: the page."""
         self.rest = starlette_application(service, more)
+        config = service.config
+        runs_more = (
+            config.admin_endpoints or config.exercises
+        )  # than a page of another origin needs
+        if is_loopback(config.host) and not config.cors_origins and not runs_more:
+            self.answer: ASGIApp = LocalPages(self._answer, EXPOSED)
+        else:
+            self.answer = self._answer
         plain = not self.rest.user_middleware  # else CORS and the hosts have to see every answer
         self.direct: dict[tuple[str, str], ASGIApp] = {}
         for route in self.rest.routes if plain else ():
@@ -189,6 +216,9 @@ class Application:
                 self.direct |= {(method, route.path): route.app for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self.direct.get((scope.get("method", ""), scope.get("path", "")), self.rest)
         await endpoint(scope, receive, send)
 
@@ -199,11 +229,17 @@ def _routes(service: Service, more: More) -> list[BaseRoute]:
 
     def route(path: str, handle: Handle, *methods: str) -> Route:
         guarded, body = handle not in unguarded, methods == ("POST",)
-        endpoint = Endpoint(service, handle, guarded=guarded, body=body)
+        endpoint = Endpoint(service, handle, guarded=guarded, body=body, path=path)
         return Route(path, endpoint, methods=[*methods])
 
     return [
         *(route(path, handle, method) for method, path, handle in PATHS),
+        *(
+            route(alias, handle, method)
+            for method, path, handle in PATHS
+            for alias, meant in ALIASES.items()
+            if meant == path
+        ),
         *(route(*one[:2], *one.methods) if isinstance(one, Guarded) else one for one in more),
     ]
 
@@ -255,7 +291,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_origins=config.cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
+                expose_headers=EXPOSED,
             )
         )
     return middleware

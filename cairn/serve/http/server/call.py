@@ -8,6 +8,8 @@ from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.server.continuation import ProgressSend
 from cairn.serve.http.server.sse import SSE, EventStream
 
+CUT_TO = b"x-cairn-max-tokens"
+
 
 class Call:
     """One HTTP request, as an endpoint gets it."""
@@ -25,6 +27,9 @@ class Call:
         self.progress: ProgressSend | None = None  # how it learns the tokens of a whole answer
         self.continued: list[int] = []  # of an answer that began at another server
         self.role: str | None = None  # of the server, when the request came
+        self.cut_to: int | None = (
+            None  # tokens of an answer, where more were asked for than it may have
+        )
         self.body = b""  # kept where a router follows the prefix cache
         self._stream: EventStream | None = None
 
@@ -47,4 +52,7 @@ class Call:
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Of every answer."""
-        return [(b"x-request-id", self.id.encode("latin-1", "replace"))]
+        headers = [(b"x-request-id", self.id.encode("latin-1", "replace"))]
+        if self.cut_to is not None:
+            headers.append((CUT_TO, b"%d" % self.cut_to))
+        return headers

@@ -22,7 +22,7 @@ import uvicorn
 
 from cairn.core.errors import ConfigError
 from cairn.core.garbage_collection import keep_what_is_loaded
-from cairn.models.chat_template import read_template
+from cairn.models.chat_template import CHATML, read_template
 from cairn.serve.engine.process import WorkerGroup
 from cairn.serve.engine_processes import EngineProcesses
 from cairn.serve.http.server.api import Application, More
@@ -136,9 +136,24 @@ def open_server(config: ServerConfig, early: WorkerGroup | None = None) -> Servi
         early.end()
     if template is not None:
         serving.tokenizer.use_template(template)
+    else:
+        _assume_template(serving)
     if serving.picture_input is not None:
         serving.picture_input.loader = MediaLoader(config.media_hosts)
     return serving
+
+
+def _assume_template(serving: Serving) -> None:
+    """A GGUF file without a chat template gets ChatML, as from llama.cpp."""
+    if not (serving.is_gguf and serving.has_tokenizer) or serving.tokenizer.templates:
+        return
+    tokenizer = serving.tokenizer
+    begins = "{{ bos_token }}" if tokenizer.encode("")[:1] == [tokenizer.bos_id] else ""
+    tokenizer.use_template(begins + CHATML)
+    serving.assumed_template = True
+    serving.notes.append(
+        "the GGUF file has no chat template: conversations are written as ChatML; --chat-template FILE has another"
+    )
 
 
 def serve(

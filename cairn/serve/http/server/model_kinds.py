@@ -1,7 +1,7 @@
 """Which endpoints a model has that generates no text: a text encoder its vectors, a transcriber its transcripts."""
 
 from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_rerank
-from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
+from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed, embedding
 from cairn.serve.http.endpoints.embeddings import embeddings
 from cairn.serve.http.endpoints.rerank import classify, rerank, score
 from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
@@ -15,6 +15,7 @@ INSTEAD = {
         score,
         classify,
         embed,
+        embedding,
         cohere_embed,
         cohere_rerank,
         api_embed,

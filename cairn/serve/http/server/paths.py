@@ -10,6 +10,7 @@ from starlette.responses import Response
 from cairn.serve.http.endpoints.about import (
     health,
     live,
+    load,
     metrics,
     model,
     models,
@@ -31,7 +32,7 @@ from cairn.serve.http.endpoints.batches import (
 from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_error, cohere_rerank
 from cairn.serve.http.endpoints.completions import completions
-from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed
+from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed, embedding
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
 from cairn.serve.http.endpoints.llamacpp import (
     apply_template,
@@ -61,7 +62,12 @@ from cairn.serve.http.endpoints.responses import (
 )
 from cairn.serve.http.endpoints.role import role
 from cairn.serve.http.endpoints.sleep import is_sleeping, sleep, wake_up
-from cairn.serve.http.endpoints.tokens import detokenize, tokenize
+from cairn.serve.http.endpoints.tokens import (
+    chat_input_tokens,
+    detokenize,
+    responses_input_tokens,
+    tokenize,
+)
 from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
 from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
 from cairn.serve.http.ledger.endpoints import (
@@ -93,7 +99,8 @@ FIELDS = tuple({
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
              "embed": "inputs", "cohere_embed": "texts", "api_embed": "input", "api_embeddings": "prompt",
              "responses": "input", "messages": "messages", "count_tokens": "messages",
-             "completion": "prompt"}  # fmt: skip
+             "completion": "prompt", "embedding": "content", "chat_input_tokens": "messages",
+             "responses_input_tokens": "input"}  # fmt: skip
 ERROR_FORMATS = {
     "messages": anthropic_error,
     "count_tokens": anthropic_error,
@@ -117,6 +124,7 @@ GENERATING = (
     completion,
     completions,
     embed,
+    embedding,
     embeddings,
     infill,
     messages,
@@ -129,6 +137,7 @@ GENERATING = (
 )
 PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/chat/completions/input_tokens", chat_input_tokens),
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/embeddings", embeddings),
     ("POST", "/v1/audio/transcriptions", transcriptions),
@@ -144,6 +153,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/responses", responses),
+    ("POST", "/v1/responses/input_tokens", responses_input_tokens),
     ("GET", "/v1/responses/{id}", response),
     ("GET", "/v1/responses/{id}/input_items", input_items),
     ("DELETE", "/v1/responses/{id}", delete_response),
@@ -171,6 +181,7 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("POST", "/v1/unload_lora_adapter", unload_adapter),
     ("POST", "/completion", completion),
     ("POST", "/infill", infill),
+    ("POST", "/embedding", embedding),
     ("POST", "/apply-template", apply_template),
     ("GET", "/props", props),
     ("GET", "/slots", slots),
@@ -195,8 +206,27 @@ PATHS: tuple[tuple[str, str, Handle], ...] = (
     ("GET", "/cairn/model", model_view),
     ("GET", "/health", health),
     ("GET", "/live", live),
+    ("GET", "/load", load),
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
     ("GET", "/openapi.json", openapi),
 )
+# The same under other names: clients differ in whether /v1 belongs to the address of a server, and llama.cpp's server
+# and vLLM's have all of these. /completions is llama.cpp's, which is not OpenAI's.
+ALIASES = {
+    "/chat/completions": "/v1/chat/completions",
+    "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
+    "/completions": "/completion",
+    "/embeddings": "/v1/embeddings",
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+    "/audio/transcriptions": "/v1/audio/transcriptions",
+    "/reranking": "/rerank",
+    "/v1/reranking": "/rerank",
+    "/models": "/v1/models",
+    "/v1/health": "/health",
+    "/ping": "/health",
+}
+# Paths that only clients of llama.cpp use, with its names of errors.
+LLAMA_CPP = ("/completion", "/completions", "/infill", "/embedding", "/chat/completions")
 OPEN_TO_ALL = (api_version, health, live, version, openapi)  # without a key

@@ -271,11 +271,25 @@ class Service:
         return self.served(name).name
 
     def served(self, name: str | None) -> ServedModel:
-        """What answers under this name: the model, or an adapter of it."""
+        """What answers under this name: the model, or an adapter of it. A server of one model takes any name."""
+        if not self._several and name not in self.serving.models:
+            name = None
+        return self.named(name)
+
+    def named(self, name: str | None) -> ServedModel:
+        """What has exactly this name."""
         try:
             return self.serving.model(name)
         except ModelNotServed as error:
             raise Refusal(404, error.message, param="model", code="model_not_found") from None
+
+    @property
+    def _several(self) -> bool:
+        """Whether names choose among models, now or a moment ago: another name may be a mistake, or of one that is
+        gone."""
+        config = self.config
+        may_come = config.adapters is not None or config.admin_endpoints
+        return may_come or self.serving.had_adapters
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -294,6 +308,8 @@ class Service:
                 f"and the longest token has {longest} characters",
                 param=field,
                 code="context_length_exceeded",
+                prompt_tokens=-(-len(text) // longest),  # at least
+                context=context,
             )
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
@@ -301,21 +317,22 @@ class Service:
             return self.tokenizer.encode(text, special)
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    def most_tokens(
-        self, limit: int | None, prompt_tokens: int, *, cut: bool = False
-    ) -> int | None:
-        """How many tokens an answer may have: what was asked for, within the server's own limit.
+    def most_tokens(self, limit: int | None, prompt_tokens: int) -> int | None:
+        """How many tokens an answer may have: what was asked for, within what the context has room for and the
+        server's own limit. None: what the context leaves."""
+        largest = self.config.max_request_tokens
+        room = max(1, self.serving.limits.context - prompt_tokens)
+        if limit is None and largest is None:
+            return None
+        return min(limit or room, room, largest or room)
 
-        `cut`: a limit that the context has no room for means all of that room, and is not refused.
-        """
-        largest, room = self.config.max_request_tokens, self.serving.limits.context - prompt_tokens
-        if cut and limit is not None:
-            limit = min(limit, max(1, room))
-        if largest is None:
-            return limit
-        return min(limit or max(1, room), largest)
+    def reserved(self, answer: int | None) -> int:
+        """Tokens that a prompt which is cut leaves for the answer: so many, or half of the context where an agent's
+        limit is all of it or more."""
+        context = self.serving.limits.context
+        return context // 2 if (answer or 1) >= context else answer or 1
 
-    def most_prompt_tokens(self, limit: int | None, answer: int) -> int | None:
+    def most_prompt_tokens(self, limit: int | None, answer: int | None) -> int | None:
         """How many tokens a prompt is cut to; None: it is refused where it is too long. `answer`: tokens behind it."""
         if limit is None:
             return None
@@ -324,7 +341,7 @@ class Service:
             most = context - 1
             message = f"truncate_prompt_tokens is {limit}; it has to be -1 or between 1 and {most}"
             raise Refusal(400, message, param="truncate_prompt_tokens")
-        return max(context - answer, 1) if limit == -1 else limit
+        return max(context - self.reserved(answer), 1) if limit == -1 else limit
 
     @property
     def reading(self) -> tuple[LoopWaker, bool]:

@@ -65,6 +65,31 @@ def read_tools(tools: object, tool_choice: object = None, parallel: bool | None 
     return ToolPlan(parameters, choice, only, parallel is not False)
 
 
+def allowed_tools(tools: list[Any] | None, tool_choice: object) -> tuple[list[Any] | None, object]:
+    """OpenAI's tool_choice `allowed_tools`: these of the tools, and what is demanded of them.
+
+    The others are not shown to the model either, which could call them otherwise.
+    """
+    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "allowed_tools":
+        return tools, tool_choice
+    inner = tool_choice.get("allowed_tools", tool_choice)  # /v1/responses has no object within
+    mode, entries = (
+        inner.get(key) if isinstance(inner, Mapping) else None for key in ("mode", "tools")
+    )
+    if mode not in ("auto", "required") or not isinstance(entries, list):
+        raise RequestError(
+            "tool_choice of the type allowed_tools has no mode or no tools",
+            hint='it has to be {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}, '
+            "and the mode auto or required",
+        )
+    allowed = [_choice(entry, _names(tools))[1] for entry in entries]
+    return [tool for tool in tools or () if set(_names([tool])) & set(allowed)], mode
+
+
+def _names(tools: object) -> dict[str, Mapping[str, Any]]:
+    return read_tools(tools).parameters
+
+
 def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guide | None:
     """The grammar of an answer that is nothing but calls; None: none is demanded."""
     if plan.choice != "required":
@@ -162,10 +187,10 @@ def _choice(value: object, parameters: Mapping[str, object]) -> tuple[Choice, st
     if isinstance(value, str) and value not in CHOICES:
         hint = did_you_mean(value, CHOICES, otherwise=f"it has to be {', '.join(CHOICES)}")
         raise RequestError(f"tool_choice is {value[:80]!r}", hint=hint)
+    if value == "auto":  # frameworks send it with an empty list
+        return ("auto" if parameters else "none"), None
     if not parameters:
         raise RequestError("tool_choice asks for a tool, and there are none", hint="send tools")
-    if value == "auto":
-        return "auto", None
     if value == "required":
         return "required", None
     function = value.get("function", value) if isinstance(value, Mapping) else None
