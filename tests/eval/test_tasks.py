@@ -1,6 +1,7 @@
 """Tasks without a model: prompts out, answers in, scores."""
 
 import codecs
+import gzip
 import json
 import math
 from pathlib import Path
@@ -165,6 +166,38 @@ def test_files_that_are_no_task_are_refused(tmp_path, content, error, words):
     path.write_text(content)
     with pytest.raises(error, match=words):
         open_task(str(path), Settings())
+
+
+@pytest.mark.parametrize("row", [
+    {"text": "Write a function", "code": "def f(): ...", "task_id": 1, "test_list": ["assert f()"]},  # MBPP
+    {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "...", "test": "...", "entry_point": "f"},
+])  # fmt: skip
+def test_tasks_of_programs_are_refused(tmp_path, row):
+    """The perplexity of their questions is no score of them."""
+    name = lines(tmp_path / "code.jsonl", row)
+    packed = tmp_path / "code.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(name).read_bytes()))
+    for path in (name, str(packed)):
+        with pytest.raises(DataError, match="its answers are programs"):
+            open_task(path, Settings())
+
+
+def test_packed_files_are_read_as_plain_ones(tmp_path):
+    rows = [{"question": f"q{at}", "answer": f"a{at}"} for at in range(3)]
+    plain = Path(lines(tmp_path / "qa.jsonl", *rows))
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"one\r\ntwo")
+    for path in (plain, text):
+        packed = path.with_name(path.name + ".gz")
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        found, expected = open_task(str(packed), Settings()), open_task(str(path), Settings())
+        assert found.requests == expected.requests
+        packed.write_bytes(gzip.compress(path.read_bytes())[:-9])
+        with pytest.raises(DataError, match="cannot be read"):
+            open_task(str(packed), Settings())
+    plain.rename(tmp_path / "no.jsonl.gz")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_task(str(tmp_path / "no.jsonl.gz"), Settings())
 
 
 def test_unknown_tasks_and_missing_folders_are_refused(tmp_path):

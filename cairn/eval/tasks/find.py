@@ -7,9 +7,12 @@
     json with `examples`                      a task of BIG-bench
     yaml                                      a task as lm-eval writes them, over local files
 
+A file may be packed (.gz). Tasks whose answers are programs (MBPP, HumanEval) are refused: nothing here runs programs.
 The folder of tasks is --data, else `tasks` here, else `shared/data/tasks` beside the checkout.
 """
 
+import gzip
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +33,7 @@ from cairn.eval.tasks.task import SEED, Settings, Task, examples, text_of
 BUILT_IN = (gsm8k.NAME,)
 TEXT = (".txt", ".md", ".rst")
 QUESTION, ANSWER = ("question", "query", "prompt"), ("answer", "gold", "label", "target")
+PROGRAMS = ("test_list", "canonical_solution")  # of MBPP, and of HumanEval
 MAX_TOKENS = 64
 
 Fields = dict[str, Any]
@@ -47,9 +51,10 @@ def open_task(name: str, settings: Settings, data: Path | None = None) -> Task:
             name, BUILT_IN, otherwise=f"built in are {', '.join(BUILT_IN)}; else a file"
         )
         raise UsageError(f"there is no task {name!r}, and no file of that name", hint=hint)
-    if path.suffix in TEXT:
+    kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    if kind in TEXT:
         return Perplexity(path.name, [_read(path)], settings.window, settings.stride)
-    if path.suffix in (".yaml", ".yml"):
+    if kind in (".yaml", ".yml"):
         return lm_eval_task(path, settings, read_lines)
     if (document := _bigbench_document(path)) is not None:
         name = path.parent.name if path.name == "task.json" else path.name
@@ -68,6 +73,12 @@ def _bigbench_document(path: Path) -> Fields | None:
 def from_lines(name: str, lines: Sequence[Fields], settings: Settings) -> Task:
     """Create the task that the fields of the first line indicate."""
     first, used = lines[0], lines[: settings.limit]
+    if any(key in first for key in PROGRAMS):
+        raise DataError(
+            f"{name} has the fields {', '.join(first)}: its answers are programs, which are not run here",
+            hint="`lm_eval` runs them against a server (`cairn serve`); for the perplexity of its texts "
+            "keep the field text alone",
+        )
     if first.get("choices") is not None:
         return _multiple_choice(name, lines, used, settings)
     if any(key in first for key in QUESTION):
@@ -112,10 +123,13 @@ def read_lines(path: Path) -> list[Fields]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} cannot be read: {error}", hint="give a file of UTF-8 text"
+            f"{path} cannot be read: {error}",
+            hint="give a file of UTF-8 text, or such a file as .gz",
         ) from None
 
 
