@@ -144,9 +144,11 @@ class CheckedScheduler:
         decoding = any(r.total - r.computed <= 1 and r.total > r.prefill_until for r in before)
         budget = self.limits.budget(decoding)
         self.seen["shared budget"] += budget < self.limits.step_tokens
+        decoding = [request for request in before if self.scheduler._may_decode(request)]
         step = self.scheduler.schedule()
         self._check_budget(step, budget)
-        self._check_order(step, before, budget)
+        self._check_order(step, before, decoding, budget)
+        self._check_decoding(step, before, decoding)
         for request in step.failed:
             self._check_outgrown(request)
         self._note(step)
@@ -182,7 +184,9 @@ class CheckedScheduler:
             if self.limits.prefill_chunk and not chunk.drafts:
                 assert chunk.count <= self.limits.prefill_chunk
 
-    def _check_order(self, step: Step, before: list[Request], budget: int) -> None:
+    def _check_order(
+        self, step: Step, before: list[Request], decoding: list[Request], budget: int
+    ) -> None:
         """Running first, in order; then the head of the line; nobody overtakes."""
         ran = [chunk.request for chunk in step.chunks]
         kept = [request for request in before if request in ran]
@@ -192,16 +196,30 @@ class CheckedScheduler:
         earlier = [other for other in self.scheduler._in_flight if other is not step]
         waits = waits and any(other.drafts for other in earlier)
         left_out = [r for r in before if r not in ran and r.state == "running" and r.total < r.end]
+        unused = sum(r not in ran for r in decoding)  # tokens that were reserved in vain
         for request in left_out:
             alone = len(before) == 1 and request.pending > 0
             uncertain = request.drafted and len(request.outputs) < request.min_tokens
-            assert alone or uncertain or waits or step.tokens == budget
+            assert alone or uncertain or waits or step.tokens + unused >= budget
         line = list(self.scheduler.queues.waiting)
         places = [self._place(request) for request in (*step.admitted, *line)]
         assert places == sorted(places)
         assert not (step.preempted and step.admitted)
         for request in step.preempted:
             assert all((request.priority, request.arrival) > (r.priority, r.arrival) for r in ran)
+
+    def _check_decoding(self, step: Step, before: list[Request], decoding: list[Request]) -> None:
+        """In a step that computes a prompt, each request runs that may decode and has its pages."""
+        ran = {chunk.request for chunk in step.chunks}
+        prompts = [chunk for chunk in step.chunks if chunk.request not in decoding]
+        for request in decoding if prompts else ():
+            alone = len(before) == 1 and request.pending > 0
+            uncertain = request.drafted and len(request.outputs) < request.min_tokens
+            assert request in ran or request.state != "running" or alone or uncertain
+            first = (
+                before.index(prompts[0].request) if prompts[0].request in before else len(before)
+            )
+            self.seen["decoded after a prompt"] += before.index(request) > first
 
     def _place(self, request: Request) -> tuple[int, ...]:
         length = len(request.prompt) if self.limits.policy == "shortest" else 0

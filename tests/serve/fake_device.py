@@ -69,8 +69,11 @@ class FakeDevice:
         chunks = [chunk for chunk in step.chunks if chunk.request.state != "finished"]
         for chunk in chunks:
             self._extend_tables(chunk)
-        for source, target in step.restores:
-            self.state[target] = self.state[source]
+        for (
+            source,
+            target,
+        ) in step.restores:  # of a lost request, perhaps from a snapshot of a lost step
+            self.state[target] = self.state.get(source, START)
         for chunk in chunks:
             self._write(chunk)
         for chunk in chunks:

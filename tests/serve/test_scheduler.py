@@ -1,5 +1,7 @@
 """Who runs, in which step, with how many tokens: the cases that serving engines have got wrong before."""
 
+from types import SimpleNamespace
+
 import pytest
 from checked_scheduler import CheckedScheduler
 from fake_device import EOS
@@ -9,6 +11,7 @@ from cairn.core.errors import RequestError
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.tiers.load_plan import Loading
 
 # -- one budget for everything -----------------------------------------------------------------------
 
@@ -47,6 +50,49 @@ def test_decode_is_not_held_up_by_a_long_prompt():
     added(scheduler, make(3, prompt=200))
     assert counts(turn(scheduler)) == [1, 1, 62]
     assert counts(turn(scheduler)) == [1, 1, 62]
+
+
+def prompt_beside_answers(priority: int, mixed: int = 0) -> tuple[Scheduler, Request]:
+    """Four requests that decode, and one whose prompt of 2000 tokens comes before them in the order of the running."""
+    scheduler = Scheduler(limits(step_tokens=64, mixed_step_tokens=mixed))
+    prompt = make(9, prompt=2000, priority=priority)
+    answers = [make(n, max_tokens=1000, priority=1) for n in range(4)]
+    if priority == 0:
+        added(scheduler, *answers)
+        turn(scheduler)
+        added(scheduler, prompt)
+        turn(scheduler)  # new ones are admitted after those that run
+        return scheduler, prompt
+    loading = Loading(0, 1, 0.0)  # the others begin to decode while its first page is loaded
+    scheduler.tiers = SimpleNamespace(begin=lambda request: setattr(request, "loading", loading))
+    added(scheduler, prompt)
+    turn(scheduler)
+    scheduler.tiers = None
+    added(scheduler, *answers)
+    turn(scheduler)
+    loading.state = "landed"
+    return scheduler, prompt
+
+
+@pytest.mark.parametrize("priority", [0, 1], ids=["urgent", "earlier"])
+@pytest.mark.parametrize("mixed", [0, 16])
+def test_a_prompt_that_comes_first_leaves_each_answer_its_token(priority, mixed):
+    scheduler, prompt = prompt_beside_answers(priority, mixed)
+    while prompt.computed < 2000:
+        step = turn(scheduler)
+        assert ids(step) == [9, 0, 1, 2, 3]
+        assert counts(step)[1:] == [1, 1, 1, 1]
+        assert step.tokens == (mixed or 64) or prompt.computed == 2000
+
+
+def test_answers_come_before_an_urgent_prompt_where_a_step_has_room_for_no_more():
+    """A budget below the number of rows; the engine's own limits have one token more than that."""
+    scheduler = Scheduler(limits(step_tokens=3))
+    added(scheduler, *(make(n, prompt=1, max_tokens=3, priority=1) for n in range(3)))
+    turn(scheduler)
+    (urgent,) = added(scheduler, make(9, prompt=4))
+    assert [ids(turn(scheduler)) for _ in range(4)] == [[0, 1, 2], [0, 1, 2], [9], [9]]
+    assert urgent.computed == 4
 
 
 def test_a_step_is_smaller_where_somebody_would_wait():

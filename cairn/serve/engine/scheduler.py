@@ -6,10 +6,11 @@ tensor-parallel group call it in lock step: the same calls give the same decisio
     add --> waiting --admit--> running --update--> finished
                ^----preempt-------'
 
-One budget of tokens per step, a smaller one where a request decodes and would wait for the prompts of others. Running
-requests come first, oldest of the most urgent first, decode and prefill alike; what is left admits waiting ones. Pages
-for a whole prompt are taken at admission, so that only decoding can run out of them: then the last of the running
-gives its pages back and is computed again later.
+One budget of tokens per step, a smaller one where a request decodes and would wait for the prompts of others. Each
+request that decodes has one token of it, however urgent the prompts are that come before it. The rest goes to running
+requests, oldest of the most urgent first, decode and prefill alike; what is left admits waiting ones. Pages for a whole
+prompt are taken at admission, so that only decoding can run out of them: then the last of the running gives its pages
+back and is computed again later.
 
 `schedule` may be called again before `update` has brought the tokens of the step before. Positions then advance on
 trust, and the token that the host does not know yet is taken on the device from the row's last sample. A request that
@@ -174,18 +175,24 @@ class Scheduler:
     def _continue_running(self, step: Step, budget: int) -> int:
         """One chunk for each running request; returns what is left of the budget."""
         page_size, speculation = self.limits.page_size, self.speculation
-        if speculation is not None:
-            decoding = [request for request in self.queues.running if self._may_decode(request)]
-            speculation.plan(decoding, self.limits.drafts)
+        running = self.queues.running
+        reserved = 0  # tokens of those that decode and come after the prompts
+        if speculation is not None or any(r.computed < r.prefill_until for r in running):
+            decoding = [request for request in running if self._may_decode(request)]
+            reserved = len(decoding)
+            if speculation is not None:
+                speculation.plan(decoding, self.limits.drafts)
         chunks, sampling = step.chunks, step.sampling
         positions = 0  # by the tokens that are decoded
-        for request in self.queues.running:  # may lose its last ones while the loop runs
+        for request in running:  # may lose its last ones while the loop runs
             if budget == 0:
                 break
             if request.computed < request.prefill_until:
+                if budget <= reserved:
+                    continue
                 pages = NO_PAGES if request.loading is None else self._arrived(request, step)
                 if pages is not None:
-                    budget -= self._prefill(request, pages, budget, step)
+                    budget -= self._prefill(request, pages, budget - reserved, step)
                 continue
             total = request.total
             if total >= request.end:
@@ -193,8 +200,11 @@ class Scheduler:
             if request.constraint is not None and request.pending:
                 continue  # what may follow the token in flight is not known
             if speculation is not None:
-                budget -= self._verify(request, speculation, budget, step)
+                if not speculation.must_land(request):
+                    reserved -= 1
+                    budget -= self._verify(request, speculation, budget, step)
                 continue
+            reserved -= 1
             first_page, pages = len(request.blocks), NO_PAGES
             if total > first_page * page_size:
                 pages = self._grow(request, total, step)
@@ -303,8 +313,6 @@ class Scheduler:
 
     def _verify(self, request: Request, speculation: Speculation, budget: int, step: Step) -> int:
         """A decoding request's last token and the drafts behind it; returns how many tokens that is."""
-        if speculation.must_land(request):
-            return 0
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, drafts = request.total, NO_TOKENS
