@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -55,6 +56,62 @@ def test_sigterm_lets_running_requests_finish(process):
     assert '"finish_reason":"length"' in rest[-2]
     assert process.wait(60) == 0
     assert "stopped" in process.stderr.read()
+
+
+def test_requests_that_come_during_the_drain_are_told_so(process):
+    """Those on connections that nobody has accepted yet when SIGTERM comes, and those on new ones."""
+    url = address(process)
+    host, port = httpx.URL(url).host, httpx.URL(url).port
+    body = dict(prompt="Once", max_tokens=150, n=20, ignore_eos=True, stream=True)
+    with (
+        ExitStack() as connections,
+        httpx.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGSTOP)
+        queued = [
+            connections.enter_context(socket.create_connection((host, port), timeout=60))
+            for _ in range(20)
+        ]
+        for one in queued:
+            one.sendall(b"GET /v1/models HTTP/1.1\r\nhost: it\r\n\r\n")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        assert any("1 open requests have 30 s to finish" in line for line in process.stderr)
+        health = httpx.get(f"{url}/health", timeout=60)
+        for _ in range(100):  # uvicorn looks ten times a second whether it is to end
+            refused = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert int(refused.headers["retry-after"]) > 0
+            if refused.headers.get("connection") == "close":
+                break
+        rest = [line for line in lines if line]
+        first = [one.makefile("rb").readline() for one in queued]
+    assert (health.status_code, health.json()["status"]) == (503, "draining")
+    assert refused.headers["connection"] == "close"
+    assert all(line.startswith(b"HTTP/1.1 200") for line in first)
+    assert rest[-1] == "data: [DONE]"
+    assert process.wait(60) == 0
+
+
+def test_an_idle_server_answers_what_has_come_when_it_is_stopped(process):
+    url = address(process)
+    host, port = httpx.URL(url).host, httpx.URL(url).port
+    process.send_signal(signal.SIGSTOP)
+    with ExitStack() as connections:
+        queued = [
+            connections.enter_context(socket.create_connection((host, port), timeout=60))
+            for _ in range(100)
+        ]
+        for one in queued:
+            one.sendall(b"GET /health HTTP/1.1\r\nhost: it\r\n\r\n")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        first = [one.makefile("rb").readline() for one in queued]
+    assert all(re.match(rb"HTTP/1.1 (200|503) ", line) for line in first)
+    assert process.wait(60) == 0
 
 
 def test_a_second_ctrl_c_ends_what_runs_without_a_traceback(process):

@@ -3,7 +3,8 @@
     bind the port          taken already: refused before gigabytes move
     load, start            raises what is wrong with the model or the machine
     listen                 until SIGTERM or SIGINT
-    drain                  no new requests; those inside finish, or end with what they have after drain_timeout
+    drain                  new requests get a 503; those inside finish, or end with what they have after drain_timeout
+    close the sockets      connections that are idle end
     close the engine       exit status 0
 
 A second SIGINT ends the waiting. Knows nothing about endpoints.
@@ -36,6 +37,9 @@ from cairn.serve.serving import Serving, open_serving, runs_on_gpu
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 MARGIN_S = 5.0  # after the drain, for the last bytes
+POLL_S = 0.05
+# Turns of the event loop from a connection in the listener's queue to the task that answers it, and some more.
+ACCEPT_TURNS = 10
 log = logging.getLogger("cairn")
 
 
@@ -71,6 +75,29 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._on_ready()
+
+    async def main_loop(self) -> None:
+        await super().main_loop()  # until `stop`
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Go on listening until the last answer has ended: whoever comes meanwhile is told that the server stops.
+
+        A closed listener would reset the connections in its queue, and look like a server that has crashed.
+        """
+        assert self._loop is not None
+        self.server_state.default_headers = [
+            *self.server_state.default_headers,
+            (b"connection", b"close"),
+        ]
+        end = self._loop.time() + self.service.config.drain_timeout + MARGIN_S
+        while self._loop.time() < end - 1 and not self.force_exit:
+            for _ in range(ACCEPT_TURNS):
+                await asyncio.sleep(0)
+            if not self.server_state.tasks:
+                break
+            await asyncio.sleep(POLL_S)
+        self.config.timeout_graceful_shutdown = max(int(end - self._loop.time()), 1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
