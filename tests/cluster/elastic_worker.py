@@ -27,6 +27,8 @@ def main(folder: Path) -> None:
         "pid": os.getpid(),
         "agent": os.getppid(),
         "node": os.environ.get("CAIRN_NODE"),
+        "host": os.environ.get("SLURMD_NODENAME"),
+        "head": os.environ.get("CAIRN_HEAD"),
         "attempt": os.environ.get("CAIRN_JOB_ATTEMPT"),
         "master": os.environ["MASTER_PORT"],
     }

@@ -125,8 +125,8 @@ class Rig:
         lines = [f"NodeName=n{i + 1} Name=gpu File={root}/dev/nvidia{i}" for i in range(self.count)]
         (root / "gres.conf").write_text("\n".join(lines) + "\n")
         nodes = [
-            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 Gres=gpu:1"
-            for name, port in zip(self.names, self.node_ports, strict=True)
+            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.{at} Port={port} CPUs=2 RealMemory=2000 Gres=gpu:1"
+            for at, (name, port) in enumerate(zip(self.names, self.node_ports, strict=True), 1)
         ]
         self.conf.write_text(
             _CONF.format(root=root, host=host, port=self.controller_port, socket=self.socket)

@@ -144,6 +144,27 @@ def test_two_roles_are_one_heterogeneous_job(rig, folder):
     assert ended(record, Slurm()).state == "done"
 
 
+def test_each_elastic_role_meets_at_its_own_first_node(rig, folder):
+    """On a port of its own: here all nodes are one host."""
+    roles = []
+    for name, nodes in (("one", 1), ("two", 2)):
+        (folder / name).mkdir()
+        argv = [sys.executable, str(ELASTIC), str(folder / name)]
+        env = {"GLOO_SOCKET_IFNAME": "lo"}
+        roles.append(Role(name=name, argv=argv, nodes=nodes, memory="64MiB", env=env))
+    job = Job(
+        name="both", roles=roles, elastic=Elastic(last_call="1s"), restart=Restart(grace="1s", max=0)
+    )  # fmt: skip
+    record = launch(job, Slurm())
+    for role in roles:
+        ranks = met(folder / role.name, role.nodes)
+        assert [rank["met"] for rank in ranks] == [role.nodes] * role.nodes
+        (first,) = {rank["host"] for rank in ranks if rank["node"] == f"{role.name}-0"}
+        assert {rank["head"] for rank in ranks} == {f"127.0.0.{first[1:]}"}
+        (folder / role.name / "finish").touch()
+    assert ended(record, Slurm()).state == "done"
+
+
 def test_ranks_that_fail_send_the_job_back_into_the_queue(rig, folder):
     code = "import sys; sys.exit(0 if '{attempt}' == '1000' else 3)"
     role = Role(argv=[sys.executable, "-c", code], memory="64MiB", start="direct")

@@ -1,7 +1,7 @@
 """A plan as a batch script for Slurm: one allocation is the gang, one agent on each node of it. Pure text.
 
     #SBATCH ...                  what is asked for; a job of several roles is a heterogeneous job
-    srun agent                   on every node, meeting at the first one
+    srun agent                   on every node, meeting at the first one of its role
 
 A node that fails takes the allocation with it, and Slurm puts the job back into its queue; what it runs then
 has a store and a name of its own. Where the script is submitted, and what becomes of it, is for `slurm`.
@@ -18,7 +18,8 @@ from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.spec import Job
 
-PORTS = (20000, 20000)  # the first, and how many: a job takes the one that its number says
+# The first, and how many: the number of a job says which; its further roles take the next ones.
+PORTS = (20000, 20000)
 WAIT_FOR_SWITCH = "10:00"  # how long a preferred nearness is waited for
 _SHELL = (
     "$CAIRN_HEAD:$CAIRN_PORT",
@@ -48,15 +49,23 @@ def script(
 
 
 _BEFORE = """\
-# The first node of the allocation is where the agents meet; its address, because names need not resolve.
-first=$(scontrol show hostnames "${{SLURM_JOB_NODELIST_HET_GROUP_0:-$SLURM_JOB_NODELIST}}" | head -n 1)
-export CAIRN_HEAD=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+# The first node of a role is where its agents meet; its address, because names need not resolve.
+first_address() {{
+    scontrol show node "$(scontrol show hostnames "$1" | head -n 1)" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p'
+}}
+export CAIRN_HEAD=$(first_address "${{SLURM_JOB_NODELIST_HET_GROUP_0:-$SLURM_JOB_NODELIST}}")
 export CAIRN_PORT=$(({first} + SLURM_JOB_ID % {ports}))
 export CAIRN_ATTEMPT=${{SLURM_RESTART_COUNT:-0}}
 submitted=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2>/dev/null | head -n 1)
 [ -z "$submitted" ] || export CAIRN_JOB_SUBMITTED=$(date --date="$submitted" +%s)
 export CAIRN_JOB_STARTED=$(date +%s)
 export CAIRN_ARRAY_INDEX=${{SLURM_ARRAY_TASK_ID:-0}}
+"""
+
+# Of a role behind the first.
+_MEETING = """\
+CAIRN_HEAD=$(first_address "$SLURM_JOB_NODELIST_HET_GROUP_{het}") \\
+CAIRN_PORT=$(({first} + (SLURM_JOB_ID + {het}) % {ports})) \\
 """
 
 _AFTER = """\
@@ -170,7 +179,10 @@ def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> st
         f"--output={shlex.quote(logs)}/{group.role}-{'%a-' if job.array.count > 1 else ''}%n.log",
         f"--container-image={shlex.quote(group.image)}" if group.image else "",
     ]
-    return f"srun {' '.join(filter(None, options))} bash -c {shlex.quote(inner)} &\n"
+    meeting = ""
+    if het and group.elastic:
+        meeting = _MEETING.format(het=het, first=PORTS[0], ports=PORTS[1])
+    return f"{meeting}srun {' '.join(filter(None, options))} bash -c {shlex.quote(inner)} &\n"
 
 
 def _argv(job: Job, group: Group, python: str) -> list[str]:
