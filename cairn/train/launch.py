@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cairn.core.die_with_parent import die_with_parent
-from cairn.core.errors import CairnError, UsageError
+from cairn.core.errors import CairnError, ConfigError, UsageError
 from cairn.train.stop_signals import forwarding, obey_parent
 
 GRACE_S = 2.0  # after the first failure, for others that may know more
 LEAVE_S = 5.0  # for a rank to leave its process group once all are done
 TIMEOUT = timedelta(minutes=10)  # of a collective: a rank that says nothing for so long hangs
+SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of the environment: NCCL takes several ranks on one GPU
 LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|timed out|Timed out|recvBytes")
 
 
@@ -121,6 +122,27 @@ def join_group(rank: int, world: int, address: str, device: str, hang_s: float =
         world_size=world,
         timeout=max(TIMEOUT, timedelta(seconds=2 * hang_s)),
     )
+    if on_gpu and os.environ.get(SHARED_GPU) != "1":
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        refuse_shared_gpus(f"{gpu.name} {getattr(gpu, 'uuid', '')} of {socket.gethostname()}")
+
+
+def refuse_shared_gpus(own: str) -> None:
+    """All ranks call this with the name of their GPU. NCCL would refuse two ranks on one, and not say what to do."""
+    import torch.distributed as dist
+
+    gpus: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gpus, own)
+    ranks: dict[str, list[str]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu, []).append(str(rank))
+    for gpu, sharing in ranks.items():
+        if len(sharing) > 1:
+            raise ConfigError(
+                f"ranks {', '.join(sharing)} would share one GPU ({gpu}): {len(gpus)} ranks have {len(ranks)} "
+                f"GPU{'s' if len(ranks) > 1 else ''}",
+                hint=f"use one rank for each GPU; NCCL 2.30 or later takes several with {SHARED_GPU}=1",
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import time
 import traceback
 from datetime import timedelta
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -85,6 +86,41 @@ def test_a_mistake_of_the_user_stays_one():
 
     with pytest.raises(ConfigError, match="wrong"):
         run_local(2, refuse)
+
+
+def test_ranks_that_would_share_a_gpu_are_refused():
+    """With the CPU's process group; which GPU a rank has is asked of CUDA."""
+
+    def join(rank, world):
+        launch.refuse_shared_gpus(f"GPU {rank % 2} of here")
+        return "joined"
+
+    assert run_local(2, join) == "joined"
+    with pytest.raises(ConfigError) as caught:
+        run_local(3, join)
+    assert caught.match(r"ranks 0, 2 would share one GPU \(GPU 0 of here\): 3 ranks have 2 GPUs")
+    assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in caught.value.hint
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_gpus_are_compared_when_ranks_meet(monkeypatch, allowed):
+    """`join_group` on a machine with one GPU, as far as torch says so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="H", uuid="u1")
+    )
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, _start=dist.init_process_group, **options: _start("gloo", **options)
+    )  # fmt: skip
+    if allowed:
+        monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        assert run_local(2, lambda rank, world: world, "cuda") == 2
+        return
+    with pytest.raises(ConfigError, match="ranks 0, 1 would share one GPU"):
+        run_local(2, lambda rank, world: world, "cuda")
 
 
 def test_the_collective_that_failed_is_named():
