@@ -96,5 +96,6 @@ def weigh(kind: str, tokens_S: Tensor, longest: int) -> Tensor:
     if kind == "sequence":
         return 1 / tokens_S.clamp(min=1)
     if kind == "token":
-        return torch.full_like(tokens_S, len(tokens_S), dtype=torch.float32) / tokens_S.sum()
+        total = tokens_S.sum().clamp(min=1)
+        return torch.full_like(tokens_S, len(tokens_S), dtype=torch.float32) / total
     return torch.full_like(tokens_S, 1 / longest, dtype=torch.float32)

@@ -253,6 +253,8 @@ def test_weights_make_the_named_means():
     torch.testing.assert_close(total("sequence"), torch.stack([x.mean() for x in losses]).mean())
     torch.testing.assert_close(total("token"), torch.cat(losses).mean())
     torch.testing.assert_close(total("constant"), torch.cat(losses).sum() / 30)
+    for kind in ("sequence", "token", "constant"):  # of answers without a token of their own
+        assert weigh(kind, torch.tensor([0, 0]), 10).isfinite().all()
 
 
 def test_on_policy_the_slope_is_the_advantage():
