@@ -37,6 +37,19 @@ def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {host}:{port}: {reason}", hint=hint)
 
 
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that another program listens on, before something is started that needs it."""
+    if not port:
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            trial.bind(address)
+    except OSError as error:
+        raise cannot_listen(host, port, error) from None
+
+
 def check_address(name: str, text: str) -> None:
     """`name`: of the flag. gRPC itself takes a port that is too large for another one."""
     found = ADDRESS.fullmatch(text)

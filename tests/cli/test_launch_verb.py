@@ -263,6 +263,7 @@ def test_an_earlier_job_on_an_engine_that_is_gone_keeps_its_name(folder, capfd, 
     assert status == 2
     assert "whether the earlier job 'quick' on slurm has ended is not known: Slurm is not" in err
     assert "hint: give this one another name" in err
+    assert "launch from a login node" in err  # what that engine needs
 
 
 def test_what_an_engine_refused_is_no_job_of_its(folder, capfd):

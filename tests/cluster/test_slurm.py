@@ -109,6 +109,7 @@ def test_waiting_has_a_reason_and_stop_leaves_nothing(rig, folder, tmp_path):
         lambda: (s := engine.status(second)).reason.startswith("waits for nodes") and s, "a reason"
     )
     assert status.state == "queued"
+    assert status.reason.endswith(f"; held now: 3 by 'first' ({first.id}, root)")
     after = launch(msgspec.structs.replace(waiting("third", folder), after=["first"]), engine)
     until(lambda: "have to be done before" in engine.status(after).reason, "the dependency is told")
     engine.stop(second)

@@ -1,6 +1,7 @@
 """One file on four engines: what each is asked for fits together, and the router's own file can be read again."""
 
 import json
+import socket
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,8 @@ import yaml
 
 from cairn.cli.fleet import fleet_apply
 from cairn.cli.main import main
+from cairn.cluster import records
+from cairn.cluster.backends.catalogue import backend_of
 from cairn.cluster.backends.interface import EngineUnreachable
 from cairn.cluster.operator.objects import KEDA_API, as_known
 from cairn.core.errors import ConfigError
@@ -139,6 +142,26 @@ def test_a_dry_run_prints_what_would_be_submitted(engine, capsys):
     else:
         assert document["text"] == shown
         assert Path(file).name in shown
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_submitted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
+    file = tmp_path / "fleet.toml"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        file.write_text(
+            f'name = "taken"\n[router]\nhost = "127.0.0.1"\nport = {port}\n'
+            '[[servers]]\nmodel = "cairn-tiny"\ngpus = 0\n'
+        )
+        try:
+            assert main(["fleet", "apply", str(file)]) == 2
+            said = capsys.readouterr()
+            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said.err
+            assert "submitted" not in said.out
+            assert not list(records.latest())
+        finally:
+            for record in records.latest():
+                backend_of(record).stop(record)
 
 
 def test_a_server_that_stops_answering_is_no_refusal(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Rec
     from cairn.cluster import records
     from cairn.core.errors import CairnError
 
-    _refuse_second(job)
+    refuse_second(job)
     for name in job.after:
         records.find(name)  # a job that was never launched would be waited for in vain
     if options.on != "kubernetes":  # there the folder lies on a volume, maybe not seen from here
@@ -125,7 +125,8 @@ def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Rec
         raise
 
 
-def _refuse_second(job: "Job") -> None:
+def refuse_second(job: "Job") -> None:
+    """A name is free when its last job has ended."""
     from cairn.cluster.backends.catalogue import backend_of
     from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable
     from cairn.cluster.records import ENDED, NameTaken, runs
@@ -136,7 +137,7 @@ def _refuse_second(job: "Job") -> None:
         except (EngineMissing, EngineUnreachable) as error:
             raise NameTaken(
                 f"whether the earlier job '{job.name}' on {earlier.engine} has ended is not known: {error.message}",
-                hint="give this one another name, or launch when that engine answers",
+                hint=f"give this one another name, or launch when that engine answers: {error.hint}",
             ) from None
         if status.state not in ENDED:
             raise NameTaken(

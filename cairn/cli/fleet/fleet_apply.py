@@ -62,10 +62,11 @@ def run(args: list[str]) -> int:
 
 
 def _job(config: "FleetConfig", options: FleetApply) -> int:
-    from cairn.cli.cluster.launch import Launch, submit
+    from cairn.cli.cluster.launch import Launch, refuse_second, submit
     from cairn.cluster.backends.catalogue import backend
     from cairn.cluster.resolve import resolve
     from cairn.fleet.apply import job_of
+    from cairn.fleet.listen import check_port
 
     job = job_of(config, str(options.file.absolute()))
     engine = backend(options.on, "", options.address)
@@ -77,6 +78,9 @@ def _job(config: "FleetConfig", options: FleetApply) -> int:
         _print_dry_run(config, options, engine.render(plan))
         return 0
     launch = Launch(job=options.file, on=options.on, address=options.address)
+    refuse_second(job)
+    if options.on == "local":
+        check_port(config.router.host, config.router.port)
     record = submit(job, plan, engine, launch)
     if options.json:
         _print_json({"fleet": config.name, "engine": options.on, "id": record.id})

@@ -31,6 +31,7 @@ COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 PATIENCE_S = 60.0
 UNKNOWN_JOB = "Invalid job id"  # what Slurm says of a job that it has forgotten
 ANYTHING = ""
+SHOWN = 3  # jobs that hold nodes
 
 STATES: dict[str, State] = {
     "PENDING": "queued",
@@ -126,6 +127,9 @@ class Slurm:
         restarts = int(_field(record.id, "Restarts") or 0) if listing else 0
         if restarts and status.state == "queued" and status.reason == REASONS["None"]:
             status = msgspec.structs.replace(status, reason=REASONS["BeginTime"])
+        if status.state == "queued" and status.reason == REASONS["Resources"]:
+            reason = status.reason + _holders(record.id)
+            status = msgspec.structs.replace(status, reason=reason)
         failure = first_of(failures_in(record.logs)) if status.state == "failed" else None
         last_report = report(failure) if failure is not None else ""
         status = msgspec.structs.replace(status, restarts=restarts, failure=last_report)
@@ -146,6 +150,18 @@ class Slurm:
                     hint=f"scontrol show job {record.id}",
                 )
             time.sleep(0.2)
+
+
+def _holders(job: str) -> str:
+    """The jobs that run in the partition of one that waits, the one with most nodes first."""
+    partition = _field(job, "Partition")
+    running = ["squeue", "--noheader", "--states=RUNNING,COMPLETING", "--format=%D|%j|%i|%u"]
+    listing = _asked([*running, f"--partition={partition}"], ANYTHING) if partition else ""
+    rows = [line.split("|", 3) for line in listing.splitlines() if line.count("|") == 3]
+    rows.sort(key=lambda row: -int(row[0]))
+    held = [f"{nodes} by '{name}' ({number}, {user})" for nodes, name, number, user in rows]
+    more = [f"{len(held) - SHOWN} more jobs"] if len(held) > SHOWN else []
+    return f"; held now: {', '.join(held[:SHOWN] + more)}" if held else ""
 
 
 def status_of(listing: str) -> Status | None:
