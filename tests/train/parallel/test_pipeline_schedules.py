@@ -86,6 +86,63 @@ def test_messages_match_and_never_block(name, p, m, v, frozen):
                 assert at < use
 
 
+def plan_of(name, p, m, v):
+    m = max(m, fewest_microbatches(name, p))
+    m = math.ceil(m / p) * p if name == "interleaved" else m
+    return schedule(name, p, m, v if name == "interleaved" else None)
+
+
+def most_under_way(todo):
+    """How many sent tensors a rank keeps at most."""
+    kept, most = set(), 0
+    for op in todo:
+        if isinstance(op, Message) and op.way == "send":
+            kept.add(op.key)
+        elif isinstance(op, Message) and op.way == "delivered":
+            kept.remove(op.key)
+        most = max(most, len(kept))
+    return most
+
+
+@given(ranks_st, many)
+def test_sent_tensors_go_when_they_are_delivered(p, m):
+    """1F1B keeps as few of them as it keeps activations, whatever the number of microbatches."""
+    for rank, todo in enumerate(with_messages(schedule("1f1b", p, m))):
+        assert most_under_way(todo) <= 2 * (p - rank)
+    assert all(most_under_way(todo) <= 4 * p for todo in with_messages(plan_of("zb-h1", p, m, 1)))
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)), ranks_st, st.integers(1, 12), st.integers(1, 4), many, st.randoms()
+)  # fmt: skip
+def test_what_is_called_delivered_has_arrived(name, p, m, v, frozen, chance):
+    """Whatever the actions take: no rank may wait for a receiver, nor free what is still being sent."""
+    plan = plan_of(name, p, m, v)
+    ops = with_messages(plan, frozen % (plan.stages + 1))
+    at, now, sent, taken = [0] * p, [0.0] * p, {}, {}
+    while any(at[rank] < len(todo) for rank, todo in enumerate(ops)):
+        before = list(at)
+        for rank, todo in enumerate(ops):
+            expected = {op.key for op in todo if isinstance(op, Message) and op.way == "receive"}
+            while at[rank] < len(todo):
+                op = todo[at[rank]]
+                if isinstance(op, Action):
+                    kind = "F" if op.kind == "F" else "I"
+                    key = (kind, plan.stage_of(rank, op.chunk), op.microbatch)
+                    if key in expected and key not in sent:
+                        break
+                    now[rank] = max(now[rank], sent.get(key, 0.0) if key in expected else 0.0)
+                    if key in expected:
+                        taken.setdefault(key, now[rank])
+                    now[rank] += chance.uniform(0.0, 5.0)
+                elif op.way == "send":
+                    sent[op.key] = now[rank]
+                elif op.way == "delivered":
+                    assert taken[op.key] <= now[rank]
+                at[rank] += 1
+        assert at != before
+
+
 @given(st.sampled_from(["loop", "v"]), st.integers(1, 9), st.integers(0, 40))
 def test_placement_is_a_bijection(placement, size, stage):
     rank, chunk = holder(placement, size, stage)

@@ -1,7 +1,7 @@
 """Executes one rank's part of a schedule: actions in order, messages beside them.
 
     for op in ops:   F  -> a chunk's forward      send / receive  start, and are waited for where they are needed
-                     B  -> backward
+                     B  -> backward               delivered       what was sent may go
                      I, W -> its two parts
 
 What a chunk computes is injected (`Compute`); which order is right was decided by `schedules`. Activations have the
@@ -17,9 +17,7 @@ from torch import Tensor
 
 from cairn.train.parallel.pipeline.actions import Action, Schedule
 from cairn.train.parallel.pipeline.deferred import Deferred, compute_deferred
-from cairn.train.parallel.pipeline.transfers import Message, Op, following
-
-Key = tuple[str, int, int]  # F or I, the stage that gets it, microbatch
+from cairn.train.parallel.pipeline.transfers import Key, Message, Op, following
 
 
 class Compute(Protocol):
@@ -86,7 +84,7 @@ class _Step:
         self.kept: dict[tuple[int, int], tuple[Tensor | None, Tensor, Deferred | None]] = {}
         self.arrived: dict[Key, Tensor] = {}  # handed over on this rank, or received
         self.coming: dict[Key, tuple[Any, Tensor]] = {}
-        self.leaving: list[tuple[Any, Tensor]] = []  # a tensor lives until it is sent
+        self.leaving: dict[Key, tuple[Any, Tensor]] = {}  # a tensor lives until it is delivered
         self.outputs: dict[int, Any] = {}  # of the last stage, by microbatch
         self.splits = self.schedule.splits_backward()
         self.trains = not self.schedule.is_forward_only()
@@ -94,12 +92,15 @@ class _Step:
     # -- messages -----------------------------------------------------------------------------
 
     def start(self, message: Message) -> None:
-        key = (message.what, message.stage, message.microbatch)
+        key = message.key
+        if message.way == "delivered":
+            self.leaving.pop(key)[0].wait()  # it is there: this frees what the backend holds
+            return
         tag = message.tag(self.schedule.microbatches)
         peer, group = self.pipeline.peer(message.peer), self.pipeline.group
         if message.way == "send":
             tensor = self.arrived.pop(key).contiguous()
-            self.leaving.append((dist.isend(tensor, peer, group, tag), tensor))
+            self.leaving[key] = (dist.isend(tensor, peer, group, tag), tensor)
         else:
             blank = self.compute.blank(message.microbatch)
             self.coming[key] = (dist.irecv(blank, peer, group, tag), blank)
@@ -113,7 +114,7 @@ class _Step:
         return self.arrived.pop(key)
 
     def finish(self) -> None:
-        for handle, _ in self.leaving:
+        for handle, _ in self.leaving.values():
             handle.wait()
         if self.kept or self.coming or self.arrived:
             left = f"{list(self.kept)} {list(self.coming)} {list(self.arrived)}"
