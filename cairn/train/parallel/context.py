@@ -143,14 +143,18 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Gradients of keys and values travel with them, and come home one step later."""
+        """Gradients of keys and values travel with them, one step behind, and come home one step later.
+
+        They are waited for when the gradients of the next blocks are there to be added, so that both ways overlap.
+        """
         q_THC, k_TKC, v_TKC, sinks_H, out_THC, lse_TH = ctx.saved_tensors
         ring, rule, (g_THC,) = ctx.ring, ctx.rule, gradients
         kv = [k_TKC, v_TKC]
         dq_THC = torch.zeros_like(q_THC, dtype=torch.float32)
-        dkv = [torch.zeros_like(x, dtype=torch.float32) for x in kv]
+        coming: Callable[[], list[Tensor]] | None = None
         for step in range(ring.size):
             arrival = ring.exchange(kv) if step + 1 < ring.size else None
+            dkv = [torch.zeros_like(x, dtype=torch.float32) for x in kv]
             for rows, keys, block in _meetings(ring, step, rule.window):
                 form = backward_kernel if fits(q_THC, kv[1], block, rule) else backward_block
                 dq, dk, dv = form(
@@ -166,9 +170,13 @@ class _RingAttention(torch.autograd.Function):
                 dq_THC[rows] += dq
                 dkv[0][keys] += dk
                 dkv[1][keys] += dv
-            dkv = ring.exchange(dkv)()
+            if coming is not None:
+                dkv = [own.add_(before) for own, before in zip(dkv, coming(), strict=True)]
+            coming = ring.exchange(dkv)
             if arrival is not None:
                 kv = arrival()
+        assert coming is not None
+        dkv = coming()
         dtype, d_sinks_H = q_THC.dtype, _sinks_gradient(sinks_H, g_THC, out_THC, lse_TH)
         return dq_THC.to(dtype), dkv[0].to(dtype), dkv[1].to(dtype), d_sinks_H, None, None
 

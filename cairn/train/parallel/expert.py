@@ -72,12 +72,14 @@ class SpreadExperts(ExpertLayer):
             return self.visit(sorted_MD, ends_E)
         counts_E = ends_E.diff(prepend=ends_E.new_zeros(1)).long()
         arriving_RE = all_to_all(counts_E, self.group).view(self.ranks, self.count)
-        sends = counts_E.view(self.ranks, self.count).sum(1).tolist()
-        gets = arriving_RE.sum(1).tolist()
+        # The host waits for the device here, once: it has to know how many rows travel.
+        both_2RE = torch.stack([counts_E.view_as(arriving_RE), arriving_RE])
+        sends, gets = both_2RE.sum(2).tolist()
         here_MD = _AllToAll.apply(sorted_MD, sends, gets, self.group)
         # From each rank they come sorted by expert; all of an expert's rows have to lie together.
         experts_M = torch.arange(self.count, device=here_MD.device).repeat(self.ranks)
-        order_M = experts_M.repeat_interleave(arriving_RE.flatten()).argsort(stable=True)
+        spread_M = experts_M.repeat_interleave(arriving_RE.flatten(), output_size=sum(gets))
+        order_M = spread_M.argsort(stable=True)
         out_MD = self.visit(here_MD[order_M], arriving_RE.sum(0).cumsum(0).int())
         back_MD = torch.empty_like(out_MD).index_copy(0, order_M, out_MD)
         return _AllToAll.apply(back_MD, gets, sends, self.group)

@@ -14,6 +14,7 @@ Two forms that agree: plain torch, in float32, with window and soft-cap; and our
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.attend import Rule
@@ -28,12 +29,14 @@ class Chunk(NamedTuple):
     lengths: list[int]  # tokens of each document, as far as they are in here
     low: int  # the first and the last document
     high: int
+    ends_N: Tensor  # where documents begin and end in here, for the kernels: 0 and sums of `lengths`, int32
 
     @staticmethod
     def of(number: int, first: int, documents_N: Tensor, device: torch.device) -> "Chunk":
         numbers, counts = documents_N.unique_consecutive(return_counts=True)
-        documents_N = documents_N.to(device)
-        return Chunk(number, first, documents_N, counts.tolist(), int(numbers[0]), int(numbers[-1]))
+        ends_N = F.pad(counts.cumsum(0), (1, 0)).int().to(device)
+        low, high = int(numbers[0]), int(numbers[-1])
+        return Chunk(number, first, documents_N.to(device), counts.tolist(), low, high, ends_N)
 
     def __len__(self) -> int:  # type: ignore[override]
         return sum(self.lengths)

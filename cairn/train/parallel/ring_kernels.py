@@ -4,7 +4,6 @@ A block's backward is the kernels' own, given the output and log-sum-exp of the 
 exp(score - lse) is the weight that the key has among all keys of the ring.
 """
 
-import torch
 from torch import Tensor
 
 from cairn.kernels.attention.attention import attention, attention_gradients
@@ -22,7 +21,7 @@ def fits(q_SHC: Tensor, v_NKC: Tensor, block: Block, rule: Rule) -> bool:
 def forward_kernel(
     q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Rule
 ) -> tuple[Tensor, Tensor]:
-    lengths, most_q, most_k = _lengths(block, q_SHC.device)
+    lengths, most_q, most_k = _lengths(block)
     window = rule.window if block.diagonal else 0
     out_SHC, lse_HS = attention(
         q_SHC,
@@ -58,7 +57,7 @@ def backward_kernel(
 
 
 def _problem(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Rule) -> Problem:
-    lengths, most_q, most_k = _lengths(block, q_SHC.device)
+    lengths, most_q, most_k = _lengths(block)
     window = rule.window if block.diagonal else 0
     return checked_problem(
         q_SHC,
@@ -75,10 +74,9 @@ def _problem(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Ru
     )
 
 
-def _lengths(block: Block, device: torch.device) -> tuple[Tensor | None, int, int]:
+def _lengths(block: Block) -> tuple[Tensor | None, int, int]:
     """Where documents begin, and the most queries and keys of one; None: all queries against all keys."""
     if not block.diagonal:
         return None, block.rows.stop - block.rows.start, block.keys.stop - block.keys.start
-    ends = torch.tensor([0, *block.q.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     longest = max(block.q.lengths)
-    return ends.to(device), longest, longest
+    return block.q.ends_N, longest, longest

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spread_training import SEED, batches, spec_of, train
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed, Rule
@@ -17,14 +18,17 @@ from cairn.models.linear.maps import Vocabulary
 from cairn.train.config import Optim
 from cairn.train.objective import Objective, token_losses
 from cairn.train.optim.optimizer import make_optimizer
+from cairn.train.parallel import context
 from cairn.train.parallel.balance import BalancedRouter
 from cairn.train.parallel.buckets import Buckets, fill
-from cairn.train.parallel.context import chunks_of, indices, local_batch
+from cairn.train.parallel.context import Ring, chunks_of, indices, local_batch
+from cairn.train.parallel.expert import SpreadExperts
 from cairn.train.parallel.gradients import Gradients
 from cairn.train.parallel.layout import Balance, Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 from cairn.train.parallel.pipeline.deferred import compute_deferred, deferring
+from cairn.train.parallel.pipeline.run import _Step
 from cairn.train.parallel.ring_blocks import Chunk, backward_block, block_of, forward_block, merge
 from cairn.train.parallel.ring_kernels import backward_kernel, forward_kernel
 from cairn.train.parallel.rows import Rows, pieces_of_rows, rows_of
@@ -462,6 +466,94 @@ def test_muon_puts_matrices_together_that_ranks_have_parts_of(missing):
             for name, (part, offsets) in state.items():
                 at = tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))
                 torch.testing.assert_close(part, whole[name][0][at], rtol=0, atol=1e-5)
+
+
+class HostCopies(TorchFunctionMode):
+    """Counts what makes the host wait for the device: numbers that are read, and results of unknown length."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        reads = name in ("tolist", "item", "cpu", "__bool__", "__int__", "nonzero")
+        if reads or (name == "repeat_interleave" and "output_size" not in (kwargs or {})):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def host_copies(rank, world):
+    spec = spec_of("tiny-moe", layers=1)
+    parallel = parallelize(spec, Mesh.join(Layout(dp=world, ep=world)), seed=SEED)
+    (layer,) = [m for m in parallel.stages[0].modules() if isinstance(m, SpreadExperts)]
+    sorted_MD = torch.randn(12, spec.hidden, requires_grad=True)
+    ends_E = torch.tensor([2, 2, 5, 6, 11, 12], dtype=torch.int32)
+    layer.visit = lambda x_MD, ends_E: x_MD * 2  # its own products are not the subject
+    with HostCopies() as copies:
+        out_MD = layer._visit_ranks(sorted_MD, ends_E)
+        out_MD.sum().backward()
+    assert torch.equal(out_MD, 2 * sorted_MD)
+    assert torch.equal(sorted_MD.grad, torch.full_like(sorted_MD, 2))
+    return copies.seen
+
+
+def test_the_host_reads_the_counts_of_expert_rows_once():
+    assert run_ranks(2, host_copies) == [["tolist"]] * 2
+
+
+def ring_events(rank, world):
+    """When gradients of keys and values leave, when they are waited for, and the blocks between."""
+    events, exchange = [], Ring.exchange
+
+    def logged(ring, tensors):
+        number = sum(kind == "start" for kind, _ in events)
+        events.append(("start", number))
+        wait = exchange(ring, tensors)
+
+        def waited():
+            events.append(("wait", number))
+            return wait()
+
+        return waited
+
+    def block(*arguments):
+        events.append(("block", None))
+        return backward_block(*arguments)
+
+    Ring.exchange, context.backward_block = logged, block
+    ring = Ring(Mesh.join(Layout(cp=world)).group("cp"), [5, 11], "cpu")
+    q, k, v = (torch.randn(8, 2, 4, requires_grad=True) for _ in range(3))
+    ring(q, k, v, Rule(layer=0, scale=0.5)).sum().backward()
+    return events[events.index(("block", None)) :]
+
+
+def test_gradients_of_keys_travel_while_the_next_blocks_are_computed():
+    for events in run_ranks(2, ring_events):
+        # Of the backward: 0 and 1 were keys and values, forward and backward; 2 and 3 are their gradients.
+        between = events[events.index(("start", 2)) : events.index(("wait", 2))]
+        assert ("block", None) in between
+        assert events[-1] == ("wait", 3)
+
+
+def most_kept(rank, world, microbatches):
+    """How many sent tensors a rank keeps at most during a step."""
+    kept, start = [0], _Step.start
+
+    def counted(step, message):
+        start(step, message)
+        kept.append(len(step.leaving))
+
+    _Step.start = counted
+    spec = spec_of("tiny-qwen3", layers=2)
+    parallel = parallelize(spec, Mesh.join(Layout(pp=world)), Strategy(order="1f1b"), seed=SEED)
+    parallel.forward_backward(batches(spec, 0, microbatches), Objective(spec), torch.tensor(40.0))
+    return max(kept)
+
+
+def test_sent_activations_go_during_the_step():
+    """In 1F1B a rank keeps as few as the pipeline is deep, not one for each microbatch."""
+    assert max(run_ranks(2, most_kept, 12)) <= 2
 
 
 def gradients_with_fsdp(rank, world):
