@@ -63,6 +63,14 @@ def test_a_run_that_does_not_start_names_no_command_that_goes_on(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("verb", ["train", "tune", "align"])
+@pytest.mark.parametrize(("args", "what"), [([""], "RECIPE"), (["--out", ""], "--out")])
+def test_an_empty_name_is_no_default(capsys, verb, args, what):
+    """Of a variable in a script that was never set: the default recipe would be trained."""
+    assert main([verb, *args, "--print"]) == 2
+    assert f"error: {what} is empty" in capsys.readouterr().err
+
+
 def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "tiny-cpu", "--print", "--steps", "2", *SMALL]) == 0

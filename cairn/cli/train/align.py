@@ -1,6 +1,5 @@
 """`cairn align`: reinforcement learning on tasks that a program can check. Shows how it goes; trains nothing itself."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +12,13 @@ from cairn.cli.train.display import Display
 from cairn.cli.train.train import (
     DEFAULTS,
     as_file,
+    early_settings,
     free_folder,
     recipe_name,
 )
 from cairn.cli.train.tune import with_adapter
-from cairn.core.config import load, to_toml, variable_name
-from cairn.core.flags import asks_for, read_flags
-from cairn.core.schema import leaves
+from cairn.core.config import load, to_toml
+from cairn.core.flags import asks_for
 from cairn.core.units import format_duration
 
 if TYPE_CHECKING:
@@ -86,11 +85,7 @@ def _read(args: list[str]) -> AlignVerb:
     if asks_for(args, "--help", "-h"):  # prints it, with what runs without any flag, and leaves
         with as_file(recipe(DEFAULT), DEFAULT) as file:
             load(AlignVerb, args=["--help"], env_prefix=PREFIX, env={}, file=file, prog=PROG)
-    words = read_flags(leaves(AlignVerb), [arg for arg in args if arg != "--explain"], PROG)
-    given = {
-        key: str(words[key].raw) if key in words else os.environ.get(variable_name(key, PREFIX), "")
-        for key in ("recipe", "out")
-    }
+    given = early_settings(args, AlignVerb, PROG, PREFIX)
     named = recipe_name(given["recipe"], given["out"], PROG)
     if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(AlignVerb, args=args, env_prefix=PREFIX, file=Path(named), prog=PROG).value

@@ -95,7 +95,7 @@ def read(
         _print_help(kind, prog)
     from cairn.train.recipes import is_data, recipe
 
-    given = _given(args, kind, prog)
+    given = early_settings(args, kind, prog, PREFIX)
     named = recipe_name(given["recipe"], given["out"], prog)
     if named.endswith(".toml") or (Path(named).is_file() and not is_data(named)):
         verb = load(kind, args=args, env_prefix=PREFIX, file=Path(named), prog=prog).value
@@ -124,12 +124,15 @@ def _print_help(kind: type[TrainVerb], prog: str) -> NoReturn:
     raise SystemExit(0)  # `load` has left already
 
 
-def _given(args: list[str], kind: type[TrainVerb], prog: str) -> dict[str, str]:
+def early_settings(args: list[str], kind: type[Train], prog: str, prefix: str) -> dict[str, str]:
     """What flags and environment say about a few settings, before anything is checked: values that are wrong with the
     defaults may be right with the recipe."""
     words = read_flags(leaves(kind), [arg for arg in args if arg != "--explain"], prog)
+    for key, what in (("recipe", "RECIPE"), ("out", "--out")):
+        if key in words and not words[key].raw:
+            raise UsageError(f"{what} is empty", hint="name one, or leave it out")
     return {
-        key: str(words[key].raw) if key in words else os.environ.get(variable_name(key, PREFIX), "")
+        key: str(words[key].raw) if key in words else os.environ.get(variable_name(key, prefix), "")
         for key in ("recipe", "out", "objective.kind")
     }
 
