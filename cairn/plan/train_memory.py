@@ -20,7 +20,7 @@ from cairn.models.spec import ModelSpec
 from cairn.plan.rank_part import Part, part, rank_spec
 from cairn.plan.train_cost import Choice, Job, States, stash
 from cairn.train.config import Data, Optim, Precision, Train
-from cairn.train.memory import Memory, layer_bytes, predict
+from cairn.train.memory import Memory, head_sum_bytes, layer_bytes, predict
 from cairn.train.recompute_kinds import Recompute
 
 GATHERED = 2  # layers whose weights are whole at a time: the one in use and the next
@@ -108,7 +108,8 @@ def _peak(
     everything, one = everything - local.layers * elsewhere, one - elsewhere
     others = int((in_flight - 1) * everything)  # of microbatches that are still on their way
     before, at_end = gradients
-    at_loss = before + 2 * local.vocab * local.hidden * head
+    of_head = head_sum_bytes(local, 2, tokens, True) or 2 * local.vocab * local.hidden
+    at_loss = before + of_head * head
     return max((at_loss, everything + others), (at_end, one + others), key=sum)
 
 

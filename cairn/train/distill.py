@@ -50,9 +50,9 @@ class Distillation:
 
         def arguments(part: slice) -> tuple[Any, ...]:
             streams = batch.extra[IDS][part], batch.extra[LOGP][part]
-            return hidden_TD[part], vocabulary, batch.targets_T[part], *streams
+            return batch.targets_T[part], *streams
 
-        return summed_in_chunks(self._sum, arguments, hidden_TD, self.chunk) / valid
+        return summed_in_chunks(self._sum, arguments, hidden_TD, vocabulary, self.chunk) / valid
 
     def _sum(
         self,

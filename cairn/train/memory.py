@@ -164,6 +164,8 @@ def _peaks(spec: ModelSpec, config: Train, tokens: int, fused: bool, trained: in
     passing = _in_flight(spec, width, tokens, config.precision.recompute)
     at_loss = max(_logits_bytes(spec, width, tokens, fused) + 3 * stream, passing)
     peaks = [(head, everything, at_loss), (before + fresh, one, passing)]
+    if sums := head_sum_bytes(spec, width, tokens, fused) * head_is_trained(spec, config):
+        peaks += [(before + sums, everything, at_loss), (head + sums, everything, 3 * stream)]
     if fused:
         gone = _kept_behind_attention(spec, width, tokens, config.precision.recompute)
         turning = _in_attention(spec, config, width, tokens)
@@ -248,6 +250,12 @@ def _logits_bytes(spec: ModelSpec, width: int, tokens: int, fused: bool) -> int:
     if fused:
         return min(LOGITS, tokens * spec.vocab * width)
     return min(tokens, 4096) * spec.vocab * (width + 8)
+
+
+def head_sum_bytes(spec: ModelSpec, width: int, tokens: int, fused: bool) -> int:
+    """Of the head's gradient, which is added up in float32 where the loss takes several chunks of logits."""
+    several = tokens * spec.vocab * width > LOGITS if fused else tokens > 4096
+    return 4 * spec.vocab * spec.hidden if several and width < 4 else 0
 
 
 def checkpoint_bytes(spec: ModelSpec, config: Train, frozen: int = 0) -> int:

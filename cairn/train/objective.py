@@ -11,6 +11,7 @@ backward; the fused one asks our kernel, which has the gradient ready when the l
 both work on a shard of the vocabulary.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,21 +67,69 @@ class NextToken:
 
 def summed_in_chunks(
     sum_of: Callable[..., Tensor],
-    arguments: Callable[[slice], tuple[Any, ...]],
+    streams_of: Callable[[slice], tuple[Any, ...]],
     hidden_TD: Tensor,
+    vocabulary: Vocabulary,
     chunk: int,
 ) -> Tensor:
-    """`sum_of` of the `arguments` of each chunk of tokens, added. Several chunks are computed again in backward."""
+    """`sum_of` hidden states, output projection and the streams of each chunk of tokens, added.
+
+    Several chunks are computed again in backward, and their gradients of a weight of 16 bits are added in float32.
+    """
+    if len(hidden_TD) <= chunk:
+        return sum_of(hidden_TD, vocabulary, *streams_of(slice(0, chunk)))
+    weight_VD = vocabulary.weight
+    sums = weight_VD.requires_grad and weight_VD.dtype.itemsize < 4 and vocabulary.form is None
+    sum_VD = _Float32Sum.apply(weight_VD) if sums else None
+
+    def sum_of_chunk(hidden_CD: Tensor, *streams: Any) -> Tensor:
+        head = vocabulary if sum_VD is None else _with_sum(vocabulary, sum_VD)
+        return sum_of(hidden_CD, head, *streams)
+
     total = torch.zeros((), device=hidden_TD.device)
     for begin in range(0, len(hidden_TD), chunk):
-        given = arguments(slice(begin, begin + chunk))
-        if len(hidden_TD) <= chunk:
-            total = total + sum_of(*given)
-        else:
-            total = total + checkpoint(
-                sum_of, *given, use_reentrant=False, context_fn=recompute_contexts
-            )
+        part = slice(begin, begin + chunk)
+        total = total + checkpoint(
+            sum_of_chunk,
+            hidden_TD[part],
+            *streams_of(part),
+            use_reentrant=False,
+            context_fn=recompute_contexts,
+        )
     return total
+
+
+class _Float32Sum(torch.autograd.Function):
+    """Stands for a weight of 16 bits in the graph: autograd adds up in float32 what arrives here. Holds no numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.dtype = weight.dtype
+        return weight.new_zeros((), dtype=torch.float32).expand(weight.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0].to(ctx.dtype)
+
+
+class _Weight(torch.autograd.Function):
+    """The weight itself, whose gradient goes to the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, weight: Tensor) -> Tensor:
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0].float(), None
+
+
+def _with_sum(vocabulary: Vocabulary, sum_VD: Tensor) -> Vocabulary:
+    """The same map. Made anew for each use: with fsdp the weight is gathered again for backward."""
+    same = copy.copy(vocabulary)
+    same._parameters = {}
+    same.__dict__["weight"] = _Weight.apply(sum_VD, vocabulary.weight.detach())
+    return same
 
 
 class Objective:
@@ -102,9 +151,9 @@ class Objective:
 
         def arguments(part: slice) -> tuple[Any, ...]:
             streams = {name: stream[part] for name, stream in batch.extra.items()}
-            return hidden_TD[part], vocabulary, batch.targets_T[part], streams
+            return batch.targets_T[part], streams
 
-        return summed_in_chunks(self._sum, arguments, hidden_TD, self.chunk) / valid
+        return summed_in_chunks(self._sum, arguments, hidden_TD, vocabulary, self.chunk) / valid
 
     def _sum(
         self, hidden_CD: Tensor, vocabulary: Vocabulary, targets_C: Tensor, streams: Streams

@@ -83,14 +83,16 @@ def test_sum_with_weights_and_a_factor_in_backward():
     assert relative_error((loss, loss_T, grad_x / 3, grad_weight / 3), exact) < 1e-5
 
 
-def test_float32_sums_round_once():
-    x, weight, targets = inputs(48, 16, 90, torch.bfloat16)
+def test_sums_of_many_chunks_round_once():
+    x, weight, targets = inputs(512, 16, 90, torch.bfloat16)
     exact = truth(x, weight, targets, 1.0 / (targets >= 0).sum())[3]
-    plain, careful = (
-        relative_error(ours(x, weight, targets, chunk_tokens=3, accumulate=dtype)[3], exact)
-        for dtype in (None, torch.float32)
-    )
-    assert careful < plain < 1e-2
+
+    def error(**options):
+        return relative_error(ours(x, weight, targets, **options)[3], exact)
+
+    whole = error(chunk_tokens=512)
+    assert error(chunk_tokens=4) < 1.1 * whole
+    assert error(chunk_tokens=4, accumulate=torch.bfloat16) > 3 * whole
 
 
 def test_one_operand_without_a_gradient_and_none_at_all():

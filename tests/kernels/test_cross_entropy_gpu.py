@@ -175,7 +175,7 @@ def test_a_shard_of_everything():
     assert relative_error((*losses, logits), exact) < 1e-2
 
 
-@pytest.mark.parametrize("accumulate", [None, torch.float32])
+@pytest.mark.parametrize("accumulate", [None, BF16])
 def test_linear_cross_entropy(accumulate):
     x = torch.randn(3000, 512, device="cuda", dtype=BF16, requires_grad=True)
     weight = (torch.randn(40_000, 512, device="cuda") * 512**-0.5).to(BF16).requires_grad_()
@@ -202,4 +202,5 @@ def test_the_logits_are_never_there_all_at_once():
     gradients = torch.autograd.grad(loss, (x, weight))
     kept = sum(part.numel() * part.element_size() for part in gradients)
     extra = torch.cuda.max_memory_allocated() - before - kept
-    assert extra < 2**30
+    sums = 4 * weight.numel()  # float32, while there are several chunks
+    assert extra < 2**30 + sums

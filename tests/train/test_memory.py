@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cairn.models.linear.maps import Columns, Rows
 from cairn.models.presets import preset
-from cairn.train.config import Adapter, Data, Model, Optim, Precision
+from cairn.train.config import Adapter, Data, Model, Optim, Precision, Train
 from cairn.train.flops import peak_flops, step_flops, titan_flops
-from cairn.train.memory import checkpoint_bytes, fitting, predict
+from cairn.train.memory import checkpoint_bytes, fitting, head_sum_bytes, predict
 from cairn.train.recipes import recipe as named
 
 GIB = 2**30
@@ -65,6 +65,19 @@ def test_a_base_in_four_bits_is_predicted():
     found = here + largest + sum(part.form.nbytes for part in maps)
     memory = predict(stage.spec, config, False, prepared.frozen)
     assert found == pytest.approx(memory.weights, rel=0.02)
+
+
+def test_the_sum_of_the_heads_gradient_is_counted():
+    """float32 where the loss takes several chunks of logits, and the gradient itself when it is rounded."""
+    spec, kept = preset("qwen3-0.6b"), []
+    precision = Precision(kind="bfloat16", recompute="full", memory_gib=1e3)
+    for sequence, expected in ((2048, 0), (8192, 4 * spec.vocab * spec.hidden)):
+        assert head_sum_bytes(spec, 2, sequence, True) == expected
+        assert head_sum_bytes(spec, 4, sequence, True) == 0
+        data = Data(sequence=sequence, sequences=1, microbatch=1)
+        config = Train(precision=precision, data=data, model=Model(frozen=["layers.*"]))
+        kept.append(predict(spec, config, True, frozen=spec.parameters()).gradients)
+    assert kept[1] >= 4 * spec.vocab * spec.hidden >= 2 * kept[0] > 0
 
 
 @pytest.mark.parametrize("changes", [{"adapter": Adapter(rank=4)}, {"model": FROZEN_HEAD}])

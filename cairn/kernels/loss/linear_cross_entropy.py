@@ -12,8 +12,8 @@ backward multiplies with that factor, and touches nothing if it is 1. So there i
 weights per token are an argument, and a graph can be walked backward only once.
 
 Logits and their gradient are rounded to the type of x, as they would be in between separate operations; products
-are summed in float32. grad_weight is summed over the chunks in `accumulate`: the weight's type by default, float32 for
-one rounding in place of one per chunk, at 4 bytes per weight.
+are summed in float32. grad_weight is summed over several chunks in `accumulate`: float32 by default, for one rounding
+in place of one per chunk, at 4 bytes per weight while the loss is computed and 2 more at its end.
 
 A `token_rule` makes another loss of each token's log-probability (`token_rule.py`). The logits of a chunk are then read
 twice, once for the log-probabilities and once for the gradient; the three products stay the same.
@@ -123,7 +123,8 @@ def linear_cross_entropy(
     if choose("linear_cross_entropy", impl, offers).impl == "reference":
         return linear_cross_entropy_reference(x, weight_VD, targets, scale, rule, token_rule)
     chunk = chunk_tokens or _chunk(x.shape[0], weight_VD.shape[0], x.dtype)
-    work = LossOptions(rule, chunk, accumulate or x.dtype, token_rule)
+    default = torch.float32 if x.shape[0] > chunk else x.dtype
+    work = LossOptions(rule, chunk, accumulate or default, token_rule)
     return LinearLosses(*_LinearCrossEntropy.apply(x, weight_VD, targets, scale, work))
 
 
@@ -159,7 +160,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.empty_like(weight_VD, dtype=work.accumulate) if wants_weight else None
         if grad_weight is not None and tokens == 0:
             grad_weight.zero_()
-        room_CV = x_TD.new_empty(min(work.chunk, tokens), vocabulary)
+        logits_CV = room_CV = x_TD.new_empty(min(work.chunk, tokens), vocabulary)
         for start in range(0, tokens, work.chunk):
             part = slice(start, min(start + work.chunk, tokens))
             logits_CV = room_CV[: part.stop - start]
@@ -173,6 +174,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(logits_CV, weight_VD, out=grad_x[part])
             if grad_weight is not None:
                 _add_product(grad_weight, logits_CV.T, x_TD[part], is_first=start == 0)
+        del room_CV, logits_CV  # not there while the sum is rounded
         ctx.gradients = (
             grad_x,
             grad_weight if grad_weight is None else grad_weight.to(weight_VD.dtype),

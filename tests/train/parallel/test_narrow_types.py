@@ -48,7 +48,7 @@ def one_rank(rank, world, layout, options, dtype, fused, fp8="none"):
     mine = batches(SPEC, 0, COUNT, TOKENS)[parallel.data_rank * each :][:each]
     scale = SCALE.get(dtype, 1.0)
     valid = torch.tensor(VALID / scale)
-    share = parallel.forward_backward(mine, Objective(SPEC), valid, scale)
+    share = parallel.forward_backward(mine, Objective(SPEC, chunk=8), valid, scale)
     gradients = parallel.named_state(parallel.gradients())
     found = {name: (p.tensor.double() / scale, p.offsets) for name, p in gradients.items()}
     return float(parallel.sum_over_data(share)) / scale, found
