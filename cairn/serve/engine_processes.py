@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig, RoleConfig
-from cairn.serve.engine.client import EngineClient
+from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.failure import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.page_events import PageEvents
@@ -36,8 +36,9 @@ class EngineProcesses:
         spawn: Spawn = spawn_worker,
         role: RoleConfig | None = None,
         early: WorkerGroup | None = None,
+        options: ProcessOptions = ProcessOptions(),  # noqa: B008 (immutable)
     ) -> None:
-        self.client = EngineClient(config, spawn=spawn, role=role, early=early)
+        self.client = EngineClient(config, options, spawn, role, early)
         self._open: dict[RequestId, RemoteJob] = {}
         self._closed = False
 
@@ -149,6 +150,9 @@ class EngineProcesses:
             return "the engine is closed"
         over = self.client._over
         return None if self.client.alive else str(over or "the engine is being closed")
+
+    def give_up(self, reason: str) -> None:
+        return None  # the client ends workers that hang
 
     def _leave(self, remote: "RemoteJob") -> None:
         self._open.pop(remote.job.request.id, None)

@@ -335,12 +335,14 @@ def open_serving(
     role: RoleConfig | None = None,
     early: "WorkerGroup | None" = None,
     opened: OpenModel | None = None,
+    hang_timeout: float | None = None,
 ) -> Serving:
     """Load the model and start the engine; raises what keeps it from starting.
 
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
     prefill and decode pair. `early`: processes of this configuration, where they have been started already. `opened`:
-    the model as `open_model` gives it, where it is open already: a tokenizer takes seconds to build.
+    the model as `open_model` gives it, where it is open already: a tokenizer takes seconds to build. `hang_timeout`:
+    seconds without a step after which processes are taken to hang; an engine in a thread is watched by its server.
     """
     if (other := _open_other(config, names)) is not None:
         return other
@@ -363,9 +365,11 @@ def open_serving(
         host = EngineThread(engine)
         notes, defaults = started.notes, config.generation_config
         return Serving(opened, limits, host, notes, facts, names, defaults)
-    from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
+    from cairn.serve.engine.client import ProcessOptions  # needs ZeroMQ
+    from cairn.serve.engine_processes import EngineProcesses
 
-    processes = EngineProcesses(config, role=role, early=early)
+    options = ProcessOptions() if hang_timeout is None else ProcessOptions(watchdog_s=hang_timeout)
+    processes = EngineProcesses(config, role=role, early=early, options=options)
     client = processes.client
     limits, notes, defaults = client.limits, client.notes, config.generation_config
     return Serving(opened, limits, processes, notes, client.facts, names, defaults)

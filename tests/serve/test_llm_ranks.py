@@ -12,7 +12,8 @@ from forked_workers import forked
 from cairn import LLM, SamplingParams
 from cairn.core.errors import CairnError, ConfigError, RequestError
 from cairn.serve import engine_processes
-from cairn.serve.engine.client import EngineClient, ProcessOptions
+from cairn.serve.engine.client import ProcessOptions
+from cairn.serve.engine_processes import EngineProcesses
 
 OPTIONS = ProcessOptions(beat_s=0.1, grace_s=5.0, restarts=0)
 PROMPTS = ["Once upon a time", "The quick brown fox", [5, 6, 7]]
@@ -43,8 +44,11 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def make(folder, monkeypatch):
     """Workers by fork: torch is imported already."""
-    client = functools.partial(EngineClient, options=OPTIONS, spawn=forked())
-    monkeypatch.setattr(engine_processes, "EngineClient", client)
+
+    def made(config, role, early, options):
+        return EngineProcesses(config, forked(), role, early, OPTIONS)
+
+    monkeypatch.setattr(engine_processes, "EngineProcesses", made)
     settings = dict(dtype="float32", device="cpu", num_gpu_blocks_override=32, max_num_seqs=8)
     return functools.partial(LLM, folder, **settings)
 

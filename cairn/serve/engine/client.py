@@ -6,7 +6,7 @@
 A thread reads what the workers report, hands each receiver its tokens, and looks after the workers. When one dies,
 hangs or cannot go on, every request that was on its way ends with an `EngineFailed` that says why, once; then a new
 group is started, which has the weights of the configuration again, or the engine is over, as
-`ProcessOptions` say. Needs no torch.
+`ProcessOptions` say. No caller waits while workers are ended or started. Needs no torch.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ from cairn.serve.engine.worker_exits import POLL_S, to_blame, wait_until_ready
 OTHERS_S = 1.0  # for other ranks: who fell over a dead one may be seen before it
 REMEMBERED = 1024  # steps
 MARGIN_S = 5.0  # for leaving, after the grace is over
-LOADING_S = 3600.0  # in which a new group need not take a step, where no `start_s` is given
+LOADING_S = 3600.0  # to load a model or other weights, where no `start_s` is given
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grace_s: float = 30.0  # for running requests, when the engine is stopped
     beat_s: float = 1.0  # between two signs of life
     start_s: float | None = None  # to load the model and be ready; None: as long as it takes
-    restarts: int = 3  # in a row, without a request that has finished in between; 0: never
+    restarts: int = 3  # in a row, without a request that was answered in between; 0: never
 
 
 Run = Callable[[Callable[[], None]], None]  # where receivers are called
@@ -118,7 +118,7 @@ class EngineClient:
         self._over: CairnError | None = None  # why nothing can be submitted any more
         self._closing = False
         self._loading = True  # a group was started, and is not ready yet
-        self._group = early or self._start()
+        self._group = early or self._new_group().start()
         try:
             ready = wait_until_ready(self._group, options.start_s)
         except BaseException:
@@ -205,7 +205,13 @@ class EngineClient:
 
     def load_adapter(self, number: int, folder: str) -> None:
         """Keep an adapter for requests of this number; workers that are started again load it, too."""
-        self._call(lambda call: LoadAdapter(call, number, folder))
+        try:
+            self._call(lambda call: LoadAdapter(call, number, folder))
+        except CairnError:
+            with self._lock:
+                if self.alive:  # if it takes too long, it may be read later all the same
+                    self._group.send(UnloadAdapter(self.new_number(), number))
+            raise
         self._adapters[number] = folder
 
     def unload_adapter(self, number: int) -> None:
@@ -224,12 +230,21 @@ class EngineClient:
 
     def _call(self, make: Callable[[int], Call]) -> None:
         number = self.new_number()
+        call = make(number)
+        reads_weights = isinstance(call, LoadWeights | Wake)
+        limit_s = self._loading_s if reads_weights else self.options.watchdog_s
+        # One rank reads adapters in a thread of its own.
+        beside = isinstance(call, LoadAdapter) and self.config.tensor_parallel_size == 1
         with self._lock:
             if self._over is not None:
                 raise self._over
-            done = self._calls.add(number)
-            self._group.send(make(number))
-        done.result()
+            done = self._calls.add(number, type(call).__name__, limit_s, beside)
+            self._group.send(call)
+        done.result()  # the thread that looks after the workers sees to its limit
+
+    @property
+    def _loading_s(self) -> float:
+        return self.options.start_s or LOADING_S
 
     def watch(self, seconds: float) -> None:
         """For so long, `stats`, `recent` and `pages` are fresh several times a second."""
@@ -280,23 +295,30 @@ class EngineClient:
                     self._look_at(group)
             except Exception as problem:  # noqa: BLE001  no caller may wait for a dead thread
                 if self._over is None:
-                    self._give_up(group, EngineFailed(f"the client failed: {problem!r}"))
+                    self._give_up(self._group, EngineFailed(f"the client failed: {problem!r}"))
 
     def _look_at(self, group: WorkerGroup) -> None:
+        with self._lock:
+            group.flush()
         fallen = group.fallen()
         if fallen:
-            group.wait(OTHERS_S if any(status != 0 for _, status in fallen) else 0.0)
+            failed = any(status != 0 for _, status in fallen)
+            if failed and not self._closing:  # it is known at once, before the others have ended
+                self.restarting = self.restarting or "a process of the engine has ended"
+            group.wait(OTHERS_S if failed else 0.0)
             for report in group.receive_all():  # the last words
                 self._take_in(report)
             self._lost(group, *to_blame(group.fallen()))
-        elif self._hangs():
-            self._stuck(group)
+        elif (problem := self._hangs()) is not None:
+            self.restarting = problem.message  # the stacks take a moment
+            problem.details = group.stacks()
+            self._replace(group, problem)
 
     def _take_in(self, report: Report) -> None:
         if isinstance(report, Tokens):
             self._run(partial(deliver, report, self._receivers))
             self._watchdog.note_steps(report.steps)
-            if report.ended:
+            if any(ended.finish in ("stop", "length") for ended in report.ended):
                 self._failures = 0  # it does its work
         elif isinstance(report, Pages):
             if self._followed is not None:
@@ -318,20 +340,28 @@ class EngineClient:
         elif isinstance(report, Stopped):
             self._closing = True
 
-    def _hangs(self) -> bool:
-        if self.paused or self.asleep or self._calls:  # weights may take their time
-            return False
-        return bool(self._receivers) and self._watchdog.still_s > self.options.watchdog_s
-
-    def _stuck(self, group: WorkerGroup) -> None:
-        stacks = group.stacks()
-        problem = EngineFailed(
-            f"no step has ended for {self._watchdog.still_s:.1f} s with {len(self._receivers)} requests "
+    def _hangs(self) -> EngineFailed | None:
+        """What the engine should have done by now. A call that is read beside the steps only fails itself."""
+        still_s, stacks = self._watchdog.still_s, "the stacks of the engine follow"
+        if self._loading:
+            if still_s <= 0:
+                return None
+            took = f"the engine was not ready again after {self._loading_s:g} s"
+            return EngineFailed(took, hint=f"{stacks}; raise start_s if loading may take that long")
+        for number, call in self._calls.overdue():
+            late = EngineFailed(f"{call.what} was not carried out within {call.limit_s:g} s")
+            if not call.beside:
+                return EngineFailed(late.message, hint=stacks)
+            self._calls.fail(number, late)
+        if self.paused or self.asleep or self._calls.hold_steps or not self._receivers:
+            return None
+        if still_s <= self.options.watchdog_s:
+            return None
+        return EngineFailed(
+            f"no step has ended for {still_s:.1f} s with {len(self._receivers)} requests "
             f"on their way; {self._watchdog.steps} steps were taken before",
-            hint="the stacks of the engine follow; raise watchdog_s if a step may take that long",
-            details=stacks,
+            hint=f"{stacks}; raise watchdog_s if a step may take that long",
         )
-        self._replace(group, problem)
 
     def _lost(self, group: WorkerGroup, rank: int, status: int) -> None:
         if status == 0 and self._closing:
@@ -341,45 +371,57 @@ class EngineClient:
         self._replace(group, group.explain(rank, status))
 
     def _replace(self, group: WorkerGroup, problem: EngineFailed) -> None:
-        """End a group that failed with everything that was on its way, and start another if that may help."""
+        """End a group that failed with everything that was on its way, and start another if that may help.
+
+        Commands go to the next group as soon as this is known, and wait there: to end processes and to start others
+        takes seconds, in which `submit` must not wait for the lock.
+        """
         instant("engine failed", why=problem.message)
         self._failures += 1
         with self._lock:
             # Looked at here, or a group that `close` knows nothing of would be started behind its back.
-            if self._closing or self._failures > self.options.restarts:
-                self._give_up(group, problem)
-                return
-            group.end()
-            self._fail_all(problem)
-            self._loading, self.restarting = True, problem.message
-            idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
-            self.stats = msgspec.structs.replace(self.stats, **idle)  # no request can run
-            self._group = self._start()
-            for number, folder in list(self._adapters.items()):  # others may add one meanwhile
-                self._group.send(LoadAdapter(self.new_number(), number, folder, beside=False))
-            if self._followed is not None:  # the new one begins with nothing
-                self._followed.cleared()
-                self._group.send(FollowPages(self.new_number()))
-            self.restarted += 1
-        self._watchdog.new_group(grace_s=self.options.start_s or LOADING_S)
+            is_last = self._closing or self._failures > self.options.restarts
+            if is_last:
+                self._over = problem
+            else:
+                self._loading, self.restarting = True, problem.message
+                self._watchdog.new_group(grace_s=self._loading_s)
+                self._group = self._new_group()
+                for number, folder in list(self._adapters.items()):  # others may add one meanwhile
+                    self._group.send(LoadAdapter(self.new_number(), number, folder, beside=False))
+                if self._followed is not None:  # the new one begins with nothing
+                    self._followed.cleared()
+                    self._group.send(FollowPages(self.new_number()))
+            receivers = self._take_receivers(problem)
+        self._run(partial(fail, receivers, problem))  # behind what was said before
+        group.end()
+        if is_last:
+            return
+        self.restarted += 1
+        self._group.start()
+        if self._closing and not self._receivers:  # `close` found no process to kill
+            self._group.kill()
 
     def _give_up(self, group: WorkerGroup, problem: CairnError) -> None:
         with self._lock:
             self._over = problem
-            group.end()
-            self._fail_all(problem)
+            receivers = self._take_receivers(problem)
+        self._run(partial(fail, receivers, problem))
+        group.end()
 
-    def _fail_all(self, problem: CairnError) -> None:
-        """Behind what was said before; requests that come from now on are another group's, and in another dict."""
+    def _take_receivers(self, problem: CairnError) -> Receivers:
+        """Of requests that fail now; those that come from now on are another group's, and in another dict."""
         receivers, self._receivers = self._receivers, {}
         self._calls.fail_all(problem)
         self.paused = self.asleep = False
         self.version = 0
-        self._run(partial(fail, receivers, problem))
+        idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
+        self.stats = msgspec.structs.replace(self.stats, **idle)  # no request can run
+        return receivers
 
     # -- starting --------------------------------------------------------------------------------
 
-    def _start(self) -> WorkerGroup:
+    def _new_group(self) -> WorkerGroup:
         return WorkerGroup(
             self.config,
             beat_s=self.options.beat_s,

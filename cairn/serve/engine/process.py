@@ -8,6 +8,7 @@ that nothing they print gets between what the parent prints. Says what happened;
 decision.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import zmq
 
@@ -35,9 +38,10 @@ from cairn.serve.engine.messages import (
 
 COMMAND = (sys.executable, "-P", "-m", "cairn.serve.engine.worker")
 LONGEST_FOLDER = 80  # bytes; the path of a socket may have 107
-DUMP_S = 2.0  # how long a worker may take to write its stacks
+DUMP_S = 2.0  # how long the workers may take to write their stacks
+KILL_S = 10.0  # to end after SIGKILL; a process inside a call of a driver may never do so
 
-
+log = logging.getLogger("cairn")
 Spawn = Callable[[Boot], "subprocess.Popen[bytes]"]
 
 
@@ -53,32 +57,49 @@ class WorkerGroup:
         spawn: Spawn | None = None,
         role: RoleConfig | None = None,
     ) -> None:
-        spawn = spawn or spawn_worker
+        """`start` starts the processes; what is sent to them before that reaches them."""
+        self._spawn = spawn or spawn_worker
         self.failure: Failure | None = None  # what a worker said before it ended
         self.killed = False  # by us
         self.folder = _private_folder()
         self._context = zmq.Context()
         self._commands = self._bind(zmq.PUSH, "commands")
         self._reports = self._bind(zmq.PULL, "reports")
+        self._unsent: deque[bytes] = deque()  # commands, while no worker is connected
         self._timeout_s: float | None = None  # of the reports, as it was last set
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._boots = [
+            Boot(
+                config=config,
+                folder=str(self.folder),
+                rank=rank,
+                beat_s=beat_s,
+                grace_s=grace_s,
+                role=role,
+            )
+            for rank in range(config.tensor_parallel_size)
+        ]
+
+    def start(self) -> Self:
         try:
-            for rank in range(config.tensor_parallel_size):
-                boot = Boot(
-                    config=config,
-                    folder=str(self.folder),
-                    rank=rank,
-                    beat_s=beat_s,
-                    grace_s=grace_s,
-                    role=role,
-                )
-                self.processes.append(spawn(boot))
+            for boot in self._boots:
+                self.processes.append(self._spawn(boot))
         except BaseException:
             self.end()
             raise
+        return self
 
     def send(self, *commands: Command) -> None:
-        self._commands.send(encode(commands))
+        """Returns at once, also while the worker loads its model or has just ended."""
+        self._unsent.append(encode(commands))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what could not be sent yet. Without a connected worker ZeroMQ would wait for one."""
+        with suppress(zmq.Again):
+            while self._unsent:
+                self._commands.send(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
 
     def receive(self, timeout_s: float) -> Report | None:
         """The next that the workers say; None: nothing came in so long."""
@@ -128,11 +149,12 @@ class WorkerGroup:
     def stacks(self) -> str:
         """What every thread of every rank is doing now."""
         parts = []
-        for rank, process in enumerate(self.processes):
-            path = self.folder / f"stacks-{rank}"
+        for process in self.processes:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)
-            deadline = time.monotonic() + DUMP_S
+        deadline = time.monotonic() + DUMP_S
+        for rank in range(len(self.processes)):
+            path = self.folder / f"stacks-{rank}"
             while time.monotonic() < deadline and not _complete(path):
                 time.sleep(0.02)
             parts.append(f"rank {rank}:\n{_read(path) or 'no stacks were written'}")
@@ -156,8 +178,10 @@ class WorkerGroup:
     def end(self) -> None:
         """Whatever still runs is killed, and nothing is left: no zombie, no file."""
         self.kill()
+        if not self.wait(KILL_S):
+            left = [process.pid for process in self.processes if process.poll() is None]
+            log.error("processes %s of the engine did not end %g s after SIGKILL", left, KILL_S)
         for process in self.processes:
-            process.wait()
             if process.stdin is not None:
                 with suppress(OSError):
                     process.stdin.close()

@@ -33,7 +33,7 @@ def start_early(config: ServerConfig) -> WorkerGroup | None:
         beat_s=options.beat_s,
         grace_s=options.grace_s,
         role=config.separation,
-    )
+    ).start()
 
 
 def engine_config(config: ServerConfig, on_gpu: bool) -> EngineConfig:
