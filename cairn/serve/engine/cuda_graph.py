@@ -154,13 +154,14 @@ class Graphs:
         step: Callable[[Shape], Forward],
         largest: int = 0,
         warm: Callable[[Shape], object] | None = None,
+        together: bool = False,
     ) -> None:
         """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there.
 
         `warm`: launch each of its kernels at least once, before a capture; None: the step.
-        `largest`: tokens of a large step that still gains by a graph; 0: any.
+        `largest`: tokens of a large step that still gains by a graph; 0: any. `together`: with other ranks.
         """
-        self.limits, self.largest = limits, largest
+        self.limits, self.largest, self.together = limits, largest, together
         self._blank, self._step, self._warm = blank, step, warm or step
         self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, Forward] | None] = {}
         self._seen: set[Shape] = set()
@@ -236,11 +237,16 @@ class Graphs:
                 self.capture(shape)
 
     def capture(self, shape: Shape) -> None:
-        """Without memory for it there is no graph, and steps of this shape run kernel by kernel."""
+        """Without memory for it there is no graph, and steps of this shape run kernel by kernel.
+
+        With other ranks that is an error: they have launched collectives that this one has not, and would wait for it.
+        """
         with span("capture", tokens=shape.layout.tokens):
             try:
                 self._captured[shape] = self._capture(shape)
             except torch.OutOfMemoryError as problem:
+                if self.together:
+                    raise
                 self._captured[shape] = None
                 instant("no graph", shape=str(shape), why=str(problem).splitlines()[0])
 

@@ -122,7 +122,8 @@ class GPURunner(Runner):
         )
         self.graphs = None
         if graphs:
-            self.graphs = Graphs(limits, self._blank, self._step, largest, self._warm)
+            together = model.build.shards.size > 1
+            self.graphs = Graphs(limits, self._blank, self._step, largest, self._warm, together)
         self.halves = None
         whole = head is not None or spec.is_recurrent
         if self.fused is not None and not whole and suits(spec, self.fused):
@@ -181,6 +182,8 @@ class GPURunner(Runner):
             draw_special(self.sampler, self.model.embedding.weight.dtype, self.limits.rows)
             torch.cuda.synchronize()
         except torch.OutOfMemoryError as problem:  # the first step that needs it waits for it
+            if self.model.build.shards.size > 1:  # other ranks wait for this one's collectives
+                raise
             instant("no warm-up", why=str(problem).splitlines()[0])
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import CairnError, ConfigError
 from cairn.models.checkpoint import default_device
 from cairn.models.shards import ALONE, Shards
 from cairn.serve.config import EngineConfig
@@ -48,6 +48,14 @@ class Ranks:
         least = torch.tensor(number, device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
+
+
+def all_or_none(shards: Shards, problem: CairnError | None, otherwise: str) -> None:
+    """Raise on every rank where one has a problem: its own, or `otherwise`. All ranks have to call it."""
+    if isinstance(shards, Ranks) and not shards.smallest(int(problem is None)):
+        problem = problem or ConfigError(otherwise)
+    if problem is not None:
+        raise problem
 
 
 def join_ranks(config: EngineConfig, rank: int, folder: str) -> Shards:

@@ -26,7 +26,7 @@ from cairn.models.rope_scaling import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, read_shares, wanted_by
 from cairn.models.weights import fill_shares, load_model
-from cairn.serve.engine.ranks import Ranks
+from cairn.serve.engine.ranks import all_or_none
 from cairn.serve.engine.weight_sources import SyncedWeights, WeightsFrom
 
 
@@ -40,11 +40,8 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
         staged = _stage(model, version, source)
     except CairnError as error:
         problem = error
-    shards = model.build.shards
-    if isinstance(shards, Ranks) and not shards.smallest(int(problem is None)):
-        problem = problem or ConfigError(f"another rank could not load weights {version}")
-    if staged is None or problem is not None:
-        raise problem or ConfigError(f"weights {version} could not be loaded")
+    all_or_none(model.build.shards, problem, f"another rank could not load weights {version}")
+    assert staged is not None
     fresh = dict(staged.named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.is_cuda:

@@ -12,6 +12,7 @@ than decisions are, and nothing about a step needs a form on the wire.
 """
 
 import faulthandler
+import logging
 import secrets
 import signal
 import sys
@@ -27,10 +28,12 @@ import zmq
 
 from cairn.core.errors import CairnError, RequestError
 from cairn.core.garbage_collection import keep_what_is_loaded
+from cairn.models.shards import ALONE
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of
+from cairn.serve.engine.failure import is_fatal
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import (
     Abort,
@@ -65,7 +68,7 @@ from cairn.serve.engine.messages import (
     encode,
 )
 from cairn.serve.engine.page_events import PageEvents
-from cairn.serve.engine.ranks import join_ranks
+from cairn.serve.engine.ranks import all_or_none, join_ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.start import Started, start
 from cairn.serve.engine.worker_life import Pulse, connect, leave, leave_with_parent, report_failure
@@ -74,6 +77,7 @@ from cairn.serve.grammar import Grammar, grammars_for
 IDLE_MS = 200  # how often an idle worker looks whether it has to stop
 COMPILE_MS = 2  # the same while it waits for nothing but a grammar or an adapter
 STACKS = "stacks"
+log = logging.getLogger("cairn")
 
 
 class Worker:
@@ -221,11 +225,12 @@ class Worker:
                     self.engine.wake()
                 case LoadWeights(version=version, source=source):
                     self.engine.load_weights(version, source)
-                case LoadAdapter(call=call, number=number, folder=folder):
-                    read = self._reading.pop(call, None)
-                    adapter = read[1].result() if read else self.engine.read_adapter(folder)
-                    self.engine.load_adapter(number, adapter)
+                case LoadAdapter():
+                    self._load_adapter(command)
                 case UnloadAdapter(number=number):
+                    for call, (load, _) in list(self._reading.items()):
+                        if load.number == number:  # the client does not wait for it any more
+                            del self._reading[call]
                     self.engine.unload_adapter(number)
                 case ResetPrefixCache():
                     self.engine.reset_prefix_cache()
@@ -234,12 +239,31 @@ class Worker:
                 case FollowPages() if self.boot.rank == 0:
                     self._pages = self.engine.scheduler.blocks.prefix.follow()
         except CairnError as problem:
+            if is_fatal(problem):
+                raise
             kind = type(problem).__name__
             self._report(Returned(command.call, kind, problem.message, problem.hint))
         else:
             self._tell_pages()
             self._report(Returned(command.call))
         return ended
+
+    def _load_adapter(self, command: LoadAdapter) -> None:
+        """On every rank or on none: ranks that differ would not take the same requests, and wait for each other."""
+        read = self._reading.pop(command.call, None)
+        adapter, problem = None, None
+        try:
+            adapter = read[1].result() if read else self.engine.read_adapter(command.folder)
+        except CairnError as error:
+            problem = error
+            if self.boot.rank:  # rank 0 reports its own
+                log.error("rank %s: %s", self.boot.rank, error)
+        otherwise = f"another rank could not read the adapter in {command.folder}; its log says why"
+        alone = self.boot.config.tensor_parallel_size == 1
+        shards = ALONE if alone else self.engine.runner.model.build.shards
+        all_or_none(shards, problem, otherwise)
+        assert adapter is not None
+        self.engine.load_adapter(command.number, adapter)
 
     def _tell_pages(self) -> None:
         if self._pages is not None and (events := self._pages.take()):

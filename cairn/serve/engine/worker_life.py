@@ -20,6 +20,7 @@ import zmq
 
 from cairn.core.errors import CairnError
 from cairn.serve.engine.facts import stats_of
+from cairn.serve.engine.failure import first_line
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Beat, Boot, Failure, encode
 from cairn.serve.engine.page_map import PageMap, map_of
@@ -77,7 +78,7 @@ def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Sock
 
 def report_failure(boot: Boot, problem: BaseException) -> None:
     hint = problem.hint if isinstance(problem, CairnError) else None
-    message = problem.message if isinstance(problem, CairnError) else str(problem)
+    message = problem.message if isinstance(problem, CairnError) else first_line(problem)
     text = "".join(traceback.format_exception(problem))
     context = zmq.Context()  # its end waits until the words have left, and for nothing else
     socket = connect(context, zmq.PUSH, boot.folder, "reports")
