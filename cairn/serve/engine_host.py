@@ -6,16 +6,20 @@ adapters) and what can be seen from outside (steps, pages, whether it lives). Na
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Protocol
 
 from cairn.serve.config import RoleConfig
-from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.messages import EngineFailed, Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.job import Job
+
+CALL_TIMEOUT_S = 3600.0  # of a call to an engine in a thread; other weights may take long
 
 
 class EngineHost(Protocol):
@@ -91,3 +95,26 @@ class EngineHost(Protocol):
     def dead(self) -> str | None:
         """Why it takes no requests any more; None while it does."""
         ...
+
+    def give_up(self, reason: str) -> None:
+        """It hangs: end every request with the reason, and take no more. Engines in processes see that themselves."""
+        ...
+
+
+def wait_for(done: Future[None], timeout_s: float) -> None:
+    """Until another thread has resolved the future; an EngineFailed if that takes too long."""
+    try:
+        done.result(timeout_s)
+    except TimeoutError:
+        if done.done():  # the call itself raised it
+            raise
+        raise EngineFailed(
+            f"the engine has not carried out a call for {timeout_s:g} s",
+            hint="a step or an earlier call hangs; GET /health says for how long",
+        ) from None
+
+
+def resolve(done: Future[None], problem: BaseException | None = None) -> None:
+    """Unless that has happened already: a thread that hung may come back after its calls have failed."""
+    with suppress(InvalidStateError):
+        done.set_result(None) if problem is None else done.set_exception(problem)

@@ -3,8 +3,9 @@
     any thread --submit, abort--> inbox --> [ read commands | step | deliver ] --on_update--> reader
 
 Text is made here, between two steps, where the device's work hides it, and not in a second thread that would fight for
-the interpreter. A request that fails ends alone. If the loop itself breaks, every request ends with the reason, and so
-does whatever is submitted later: no caller is left waiting.
+the interpreter. A request that fails ends alone. If the loop itself breaks, every request ends with the reason, and
+nothing is taken any more: no caller is left waiting. The loop is not started again, because a device that is lost stays
+lost for its whole process.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import RoleConfig
 from cairn.serve.engine.facts import stats_of
-from cairn.serve.engine.failure import described
+from cairn.serve.engine.failure import described, is_fatal
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_events import PageEvents
@@ -28,10 +29,12 @@ from cairn.serve.engine.page_map import PageMap, map_of
 from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.engine_host import CALL_TIMEOUT_S, resolve, wait_for
 from cairn.serve.job import Job
 
 log = logging.getLogger("cairn")
 CLOSE_TIMEOUT_S = 30.0  # to wait for a step that is under way when the engine is closed
+ENDED_TIMEOUT_S = 1.0  # to end after the last job has; a thread that was given up never does
 
 
 class _Add(NamedTuple):
@@ -62,6 +65,8 @@ class EngineThread:
             threading.RLock()
         )  # of the inbox against the end; a collected stream may need it again
         self._over: str | None = None  # why nothing is taken in any more
+        self._calls: set[Future[None]] = set()  # that somebody waits for
+        self._writing = threading.Lock()  # of texts; contended only when the thread is given up
         # A daemon, so that a script that forgets to close its engine ends all the same.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -82,10 +87,10 @@ class EngineThread:
     def close(self) -> None:
         """End everything that runs, and the thread. May be called again."""
         with self._lock:
-            if self._over is None:
+            if is_open := self._over is None:
                 self._inbox.put(_Close())
         if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+            self._thread.join(CLOSE_TIMEOUT_S if is_open else ENDED_TIMEOUT_S)
 
     # Each of these returns when the engine has done it, between two steps, and raises what kept it from doing so.
 
@@ -129,11 +134,15 @@ class EngineThread:
 
     def _call(self, act: Callable[[], None]) -> None:
         done: Future[None] = Future()
-        with self._lock:
-            if self._over is not None:
-                raise ConfigError(self._over, hint="make a new LLM")
-            self._inbox.put(_Call(act, done))
-        done.result()
+        self._calls.add(done)
+        try:
+            with self._lock:
+                if self._over is not None:
+                    raise ConfigError(self._over, hint="make a new LLM")
+                self._inbox.put(_Call(act, done))
+            wait_for(done, CALL_TIMEOUT_S)
+        finally:
+            self._calls.discard(done)
 
     # -- signs of life ---------------------------------------------------------------------------
 
@@ -166,18 +175,26 @@ class EngineThread:
     def dead(self) -> str | None:
         return self._over
 
+    def give_up(self, reason: str) -> None:
+        """The thread hangs, perhaps for ever: what it does when it comes back reaches nobody."""
+        self._end(f"the engine has hung: {reason}", broken=True)
+
     # -- in the thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        reason = "the engine is closed"
+        reason, broken = "the engine is closed", False
         try:
             self._choose_device()
-            while self._read_commands():
+            while self._over is None and self._read_commands():
                 if self.engine.has_work:
-                    self._deliver(self.engine.step())
-        except BaseException as problem:  # noqa: BLE001  a bug: every job has to end with the reason
-            reason = f"the engine has broken: {described(problem)}"
-        self._end(reason)
+                    outputs = self.engine.step()
+                    if self._over is not None:  # given up meanwhile
+                        break
+                    with self._writing:
+                        self._deliver(outputs)
+        except BaseException as problem:  # noqa: BLE001  a lost device, or a bug: every job ends with it
+            reason, broken = f"the engine has broken: {described(problem)}", True
+        self._end(reason, broken)
 
     def _choose_device(self) -> None:
         """Which GPU is current is a matter of each thread."""
@@ -201,9 +218,11 @@ class EngineThread:
                 case _Call(act, done):
                     try:
                         act()
-                        done.set_result(None)
-                    except Exception as problem:  # noqa: BLE001  the caller's
-                        done.set_exception(problem)
+                        resolve(done)
+                    except Exception as problem:
+                        resolve(done, problem)
+                        if is_fatal(problem):
+                            raise
                 case _Close():
                     return False
             try:
@@ -287,10 +306,17 @@ class EngineThread:
         log.error("the text of request %s could not be made", job.request.id, exc_info=problem)
         job.answer.fail(described(problem))
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, broken: bool) -> None:
+        """Take no more, and end every job: as aborted where the thread was closed, with the reason where it broke."""
         with self._lock:
+            if self._over is not None:
+                return
             self._over = reason
-        broken = reason if reason.startswith("the engine has broken") else None
+        for done in list(self._calls):  # one may be where the thread hangs
+            resolve(done, ConfigError(reason))
+        self._writing.acquire(
+            timeout=ENDED_TIMEOUT_S
+        )  # never released: no text is written any more
         left = list(self._jobs.values())
         while True:
             try:
@@ -298,11 +324,11 @@ class EngineThread:
             except queue.Empty:
                 break
             left += command.jobs if isinstance(command, _Add) else ()
-            if isinstance(command, _Call):
-                command.done.set_exception(ConfigError(reason))
         for job in left:
-            if broken is None and job.request.id in self._jobs:
+            if broken:
+                self._finish(job, "error", reason)
+            else:
                 self.engine.abort(job.request.id)
-            self._finish(job, "error" if broken else "abort", broken)
+                self._finish(job, "abort")
             job.updated()
         self._jobs.clear()

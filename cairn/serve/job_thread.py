@@ -3,8 +3,8 @@ of decoding that anybody waits for.
 
     any thread --submit, abort--> inbox --> queue --> `_step` of a subclass --finish--> reader
 
-A text encoder and a transcriber of speech are such models. A job that fails ends alone; if the loop itself breaks,
-every job ends with the reason.
+A text encoder and a transcriber of speech are such models. A batch that fails ends alone; if the loop itself breaks,
+the device is lost or batch after batch fails, every job ends with the reason, and none is taken any more.
 """
 
 import asyncio
@@ -22,17 +22,19 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.serve.config import RoleConfig
 from cairn.serve.encoder_batch import TextQueue
-from cairn.serve.engine.failure import described
-from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.failure import MOST_FAILED_STEPS, described, is_fatal
+from cairn.serve.engine.messages import EngineFailed, Stats
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import Spent, StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.engine_host import CALL_TIMEOUT_S, resolve, wait_for
 from cairn.serve.job import Job
 
 log = logging.getLogger("cairn")
 CLOSE_TIMEOUT_S = 30.0
+ENDED_TIMEOUT_S = 1.0  # to end after the last job has; a thread that was given up never does
 REMEMBERED = 256  # steps
 
 
@@ -59,7 +61,9 @@ class JobThread:
         self._running: dict[RequestId, WaitingJob] = {}
         self._paused = self._closing = False
         self._over: str | None = None
-        self._lock = threading.RLock()
+        self._calls: set[Future[None]] = set()  # that somebody waits for
+        self._failed_batches = 0  # in a row
+        self._lock = threading.RLock()  # of the inbox and of the ends of jobs
         self._times: deque[StepTimes] = deque(maxlen=REMEMBERED)
         self._spent = Spent()
         self._thread = threading.Thread(target=self._run, name=f"cairn {self.what}", daemon=True)
@@ -90,10 +94,10 @@ class JobThread:
 
     def close(self) -> None:
         with self._lock:
-            if self._over is None:
+            if is_open := self._over is None:
                 self._inbox.put(self._close)
         if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+            self._thread.join(CLOSE_TIMEOUT_S if is_open else ENDED_TIMEOUT_S)
 
     def pause(self, keep: bool = True) -> None:
         self._call(partial(self._pause, keep))
@@ -161,6 +165,9 @@ class JobThread:
     def dead(self) -> str | None:
         return self._over
 
+    def give_up(self, reason: str) -> None:
+        self._end(f"the {self.what} has hung: {reason}", broken=True)
+
     def _send(self, act: Callable[[], None]) -> None:
         with self._lock:
             if self._over is not None:
@@ -171,27 +178,35 @@ class JobThread:
         done: Future[None] = Future()
 
         def perform() -> None:
-            act()
-            done.set_result(None)
+            try:
+                act()
+            except Exception as problem:  # noqa: BLE001  the caller's
+                resolve(done, problem)
+            else:
+                resolve(done)
 
-        self._send(perform)
-        done.result()
+        self._calls.add(done)
+        try:
+            self._send(perform)
+            wait_for(done, CALL_TIMEOUT_S)
+        finally:
+            self._calls.discard(done)
 
     # -- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        reason = "the engine is closed"
+        reason, broken = "the engine is closed", False
         try:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
             with torch.inference_mode():
-                while not self._closing:
+                while not self._closing and self._over is None:
                     self._read_commands()
                     self._step()
         except BaseException as problem:
-            reason = f"the engine has broken: {described(problem)}"
+            reason, broken = f"the engine has broken: {described(problem)}", True
             log.error("the %s has broken", self.what, exc_info=problem)
-        self._end(reason)
+        self._end(reason, broken)
 
     def _read_commands(self) -> None:
         if not self._busy() and (self._paused or not len(self._queue)):
@@ -212,12 +227,20 @@ class JobThread:
         return batch
 
     def _fail(self, batch: Sequence[WaitingJob], problem: Exception) -> None:
-        """Of this batch: reported to its callers, and logged."""
+        """Of this batch: reported to its callers, and logged. Raises where no later batch can succeed."""
         log.error("a batch of %s jobs failed", len(batch), exc_info=problem)
         for one in batch:
             self._finish_job(one.job, "error", described(problem))
+        self._failed_batches += 1
+        if is_fatal(problem):
+            raise problem
+        if self._failed_batches >= MOST_FAILED_STEPS:
+            raise EngineFailed(
+                f"{self._failed_batches} batches in a row failed, the last one with {described(problem)}"
+            )
 
     def _count(self, jobs: int, work: Spent, now: float) -> None:
+        self._failed_batches = 0
         self._spent = self._spent.plus(work)
         step = StepTimes(
             number=self._spent.steps,
@@ -236,9 +259,13 @@ class JobThread:
         self._times.append(step)
 
     def _finish_job(self, job: Job, finish: Finish, error: str | None = None) -> None:
-        self._running.pop(job.request.id, None)
-        job.request.finish = finish
-        job.answer.end(finish, error=error)
+        """Once: a thread that was given up may come back with the result of a job that has ended."""
+        with self._lock:
+            self._running.pop(job.request.id, None)
+            if job.answer.finished:
+                return
+            job.request.finish = finish
+            job.answer.end(finish, error=error)
         job.updated()
 
     def _add(self, jobs: Sequence[Job]) -> None:
@@ -267,12 +294,19 @@ class JobThread:
     def _close(self) -> None:
         self._closing = True
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, broken: bool) -> None:
+        """Take no more, and end every job: as aborted where the thread was closed, with the reason where it broke."""
         with self._lock:
+            if self._over is not None:
+                return
             self._over = reason
         while not self._inbox.empty():
             self._inbox.get()()
-        how: Finish = "error" if reason.startswith("the engine has broken") else "abort"
+        for done in list(self._calls):  # one may be where the thread hangs
+            resolve(done, ConfigError(reason))
         for one in [*self._running.values(), *self._open.values()]:
-            self._finish_job(one.job, how, reason if how == "error" else None)
+            if broken:
+                self._finish_job(one.job, "error", reason)
+            else:
+                self._finish_job(one.job, "abort")
         self._open.clear()

@@ -5,7 +5,8 @@
 
 Both give the same tokens. In the overlapped form a stop is seen one step late, and the step too many is dropped.
 Where the time of each step went stands in `step_ledger`. A step that fails ends its own requests with the reason and no
-others. What is done between two steps is in `controls`. Not thread-safe: one thread owns an engine.
+others; `step` raises where nothing later can succeed: after an error of CUDA or NCCL, and after several failed steps in
+a row. What is done between two steps is in `controls`. Not thread-safe: one thread owns an engine.
 """
 
 import time
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.events import span
 from cairn.serve.engine.controls import Controls
-from cairn.serve.engine.failure import described
+from cairn.serve.engine.failure import MOST_FAILED_STEPS, described, is_fatal
 from cairn.serve.engine.media import MediaFailed, WaitingForRows
+from cairn.serve.engine.messages import EngineFailed
 from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.request_checks import check_request
@@ -67,6 +69,7 @@ class Engine(Controls):
         self.pools = Pools()  # prompts as vectors; the reader of the outputs takes them
         self._landed = 0.0  # when the last step did
         self._flying: Flight | None = None
+        self._failed_steps = 0  # in a row
 
     @property
     def times(self) -> deque[StepTimes]:
@@ -196,8 +199,7 @@ class Engine(Controls):
             with span("media"):
                 admitted = self.media.admit()
         except MediaFailed as failure:
-            if self.together:
-                raise
+            self._note_failure(failure.problem)
             for request in failure.requests:
                 request.state, request.finish = "finished", "error"
                 request.error = described(failure.problem)
@@ -250,25 +252,33 @@ class Engine(Controls):
             self.tiers.hold_steps()
         try:
             return [], self.runner.launch(step)
-        except Exception as problem:  # whatever it was, it ends these requests and no others
-            if self.together:
-                raise
+        except Exception as problem:  # noqa: BLE001  raised again, or reported to the requests
             return self._failed(step, problem), None
 
     def _land(self, flight: Flight) -> tuple[Landed | None, list[Output]]:
         try:
             return flight.land(), []
-        except Exception as problem:  # an error of the device is seen when its results are read
-            if self.together:
-                raise
+        except Exception as problem:  # noqa: BLE001  an error of the device is seen when its results are read
             return None, self._failed(flight.step, problem)
 
+    def _note_failure(self, problem: Exception) -> None:
+        """Raises where no later step can succeed; otherwise the requests of this step fail, and no others."""
+        self._failed_steps += 1
+        if self.together or is_fatal(problem):
+            raise problem
+        if self._failed_steps >= MOST_FAILED_STEPS:
+            raise EngineFailed(
+                f"{self._failed_steps} steps in a row failed, the last one with {described(problem)}"
+            ) from problem
+
     def _failed(self, step: Step, problem: Exception) -> list[Output]:
+        self._note_failure(problem)
         if self.tiers is not None:
             self.tiers.failed(step)
         return self._outputs(self.scheduler.fail(step, described(problem)))
 
     def _update(self, step: Step, landed: Landed) -> list[Output]:
+        self._failed_steps = 0
         for request, (start, entries) in landed.prompt_logprobs.items():
             if request.state != "finished":
                 # In place of what a chunk before a preemption has brought already.

@@ -132,6 +132,47 @@ def test_a_second_ctrl_c_ends_what_runs_without_a_traceback(process):
     assert "Traceback" not in rest
 
 
+LOST = """
+import sys
+import torch
+from cairn.cli.main import main
+from cairn.serve.engine.loop import Engine
+
+def lost(engine, step=Engine.step):
+    if engine.steps == 3:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    return step(engine)
+
+Engine.step = lost
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_whose_device_is_lost_says_so_and_ends_with_status_1(tiny_folder):
+    """In a thread, where no process of the engine can be replaced."""
+    command = [sys.executable, "-c", LOST, "serve", str(tiny_folder), *SETTINGS]
+    body = dict(prompt="Once", max_tokens=150, ignore_eos=True, stream=True)
+    with subprocess.Popen(
+        [*command, "--served-model-name", "tiny"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            with httpx.Client(base_url=address(process), timeout=60) as client:
+                events = client.post("/v1/completions", json=body).text.split()
+                health, live = client.get("/health"), client.get("/live")
+                refused = client.post("/v1/completions", json=body)
+            said = process.stderr.read()
+            assert process.wait(60) == 1
+        finally:
+            process.kill()
+    assert events[-1] == "[DONE]"
+    assert sum("illegal" in event for event in events) == 1
+    assert (health.status_code, live.status_code) == (503, 503)
+    assert health.json()["status"] == "dead"
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+    assert "the engine is gone" in said
+    assert "Traceback" not in said
+
+
 def test_mistakes_are_said_before_anything_is_loaded():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -2,7 +2,7 @@
 
                                                status    /health  /live
     work and no step for longer than allowed   stalled   503      503
-    the engine has ended                       dead      503      503
+    the engine has ended                       dead      503      503      the server ends, with status 1
     it has failed, and is being started again  starting  503      200
     SIGTERM has come                           draining  503      200
     its memory was given back (POST /sleep)    asleep    200      200      a request wakes it
@@ -28,13 +28,15 @@ class Progress:
         self._patience_s, self._clock = patience_s, clock
         self._steps = -1
         self._since = clock()
+        self.still_s = 0.0  # as `look` found it last
 
     def look(self, steps: int, busy: bool) -> float:
-        """Seconds that the engine has had work and taken no step."""
+        """Seconds that the engine has had work and taken no step. `busy`: some is left in it, or waits for it."""
         now = self._clock()
         if steps != self._steps or not busy:
             self._steps, self._since = steps, now
-        return now - self._since
+        self.still_s = now - self._since
+        return self.still_s
 
     def verdict(
         self,
@@ -50,6 +52,7 @@ class Progress:
         if dead is not None:
             return Health(status="dead", reason=dead, **counts)
         if restarting is not None:
+            self.look(-1, busy=False)  # the time that a new one has begins when it is ready
             return Health(status="starting", reason=f"it starts again: {restarting}", **counts)
         if still > self._patience_s:
             reason = f"no step has ended for {still:.0f} s, with requests on their way"

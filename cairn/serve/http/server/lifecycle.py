@@ -5,7 +5,7 @@
     listen                 until SIGTERM or SIGINT
     drain                  new requests get a 503; those inside finish, or end with what they have after drain_timeout
     close the sockets      connections that are idle end
-    close the engine       exit status 0
+    close the engine       exit status 0; 1 where the engine has ended by itself, which the server survives by seconds
 
 A second SIGINT ends the waiting. Knows nothing about endpoints.
 """
@@ -24,6 +24,7 @@ import uvicorn
 from cairn.core.errors import ConfigError
 from cairn.core.garbage_collection import keep_what_is_loaded
 from cairn.models.chat_template import CHATML, read_template
+from cairn.serve.engine.messages import EngineFailed
 from cairn.serve.engine.process import WorkerGroup
 from cairn.serve.engine_processes import EngineProcesses
 from cairn.serve.http.server.api import Application, More
@@ -70,6 +71,7 @@ class Server(uvicorn.Server):
         )
         self.service, self._on_ready = service, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
+        service.on_death = self.stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -109,7 +111,7 @@ class Server(uvicorn.Server):
     def stop(self) -> None:
         """From any thread: begin to drain."""
         self.should_exit = True
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.service.drain)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -158,7 +160,9 @@ def open_server(config: ServerConfig, early: WorkerGroup | None = None) -> Servi
     template = None if config.chat_template is None else read_template(config.chat_template)
     on_gpu = runs_on_gpu(config)
     engine, processes = engine_config(config, on_gpu), in_processes(config, on_gpu)
-    serving = open_serving(engine, config.names, processes, config.separation, early)
+    serving = open_serving(
+        engine, config.names, processes, config.separation, early, hang_timeout=config.hang_timeout
+    )
     if early is not None and not isinstance(serving.engine, EngineProcesses):
         early.end()
     if template is not None:
@@ -204,6 +208,9 @@ def serve(
         serving = open_server(config, early)
         keep_what_is_loaded()
         ready = partial(on_ready, address_of(bound), serving)
-        Server(Service(config, serving, keys), ready, more).run([bound])
+        service = Service(config, serving, keys)
+        Server(service, ready, more).run([bound])
     finally:
         bound.close()
+    if service.died is not None:
+        raise EngineFailed(f"the engine is gone: {service.died}", hint="start the server again")

@@ -51,6 +51,7 @@ from cairn.serve.token_marks import ROUTER_SECRET
 
 log = logging.getLogger("cairn")
 TICK_S = 1.0
+DEATH_S = 5.0  # for which a server whose engine is gone says so, before it ends
 LONG_TEXT = 8192  # characters; a longer one is rendered and tokenized beside the event loop
 
 
@@ -99,6 +100,9 @@ class Service:
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: list[asyncio.Task[None]] = []
+        self._scan: asyncio.Task[None] | None = None  # of the folder of adapters
+        self.died: str | None = None  # why the engine takes no requests any more
+        self.on_death: Callable[[], None] = lambda: None  # called `DEATH_S` after that
         self._stopping: asyncio.Task[None] | None = None
 
     def _open_accounts(self) -> Accounts:
@@ -155,7 +159,7 @@ class Service:
 
     async def stop(self) -> None:
         """Everything has been answered, or has had its time."""
-        for task in self._ticking:
+        for task in (*self._ticking, *([self._scan] if self._scan is not None else ())):
             task.cancel()
         if self.batches is not None:
             await self.batches.stop()
@@ -210,14 +214,28 @@ class Service:
 
     async def _look_after(self) -> None:
         """Every second."""
-        self.health()  # so that it is known since when nothing moves
+        await self._look_at_engine()
         self.pulse.collect()
         stats = self.serving.engine.stats()
         self.look.sample(stats)
         self._totals.count(self.metrics, stats)
         self.accounts.tick(stats, self.book.running())
-        if self.adapters is not None and not self.asleep:
-            await asyncio.to_thread(self.adapters.scan)
+        scan = self._scan
+        if self.adapters is not None and not self.asleep and (scan is None or scan.done()):
+            # Beside the tick: an engine that hangs takes no adapter, and has to be looked at all the same.
+            self._scan = asyncio.create_task(asyncio.to_thread(self.adapters.scan))
+            if scan is not None:
+                scan.result()
+
+    async def _look_at_engine(self) -> None:
+        """An engine that hangs is given up, and a server whose engine is gone ends: a supervisor starts it again."""
+        health = self.health()
+        if health.status == "stalled" and self.progress.still_s > self.config.hang_timeout:
+            await asyncio.to_thread(self.serving.engine.give_up, health.reason or "")
+        # SIGTERM may reach the engine's processes as well, which then end before the server.
+        if health.status == "dead" and self.died is None and not self.admission.draining:
+            self.died = health.reason
+            asyncio.get_running_loop().call_later(DEATH_S, self.on_death)
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
@@ -247,9 +265,11 @@ class Service:
 
     def health(self) -> Health:
         stats = self.serving.engine.stats()
+        # Requests that were refused meanwhile are still in an engine that hangs, and keep it from looking idle.
+        busy = bool(self.open or stats.running or stats.waiting)
         return self.progress.verdict(
             stats,
-            bool(self.open) and not self.paused,
+            busy and not self.paused,
             self.serving.dead(),
             self.serving.engine.restarting(),
             self.admission.draining,

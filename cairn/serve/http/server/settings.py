@@ -14,6 +14,7 @@ from cairn.serve.adapter_folder import read_module
 from cairn.serve.config import EngineConfig, RoleConfig
 
 MOST_PORT = 65535
+HANG = 5  # times `progress_timeout`
 POSITIVE = (
     "first_token_deadline",
     "request_timeout",
@@ -109,7 +110,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     stall_timeout: float = 60.0
     """seconds after which a client that reads nothing is disconnected"""
     progress_timeout: float = 120.0
-    """seconds after which an engine that has work and finishes no step is not healthy"""
+    """seconds after which an engine that has work and finishes no step is not healthy; after five times as many it is
+    ended, and started again where it has a process of its own"""
     drain_timeout: float = 30.0
     """seconds that running requests have to finish when the server is stopped"""
     cors_origins: list[str] = msgspec.field(default_factory=list)
@@ -191,6 +193,11 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             prefill_when=self.prefill_when,
             prefill_timeout_s=self.first_token_deadline,
         )
+
+    @property
+    def hang_timeout(self) -> float:
+        """Seconds without a step after which an engine that has work is ended; long before, it is not healthy."""
+        return HANG * self.progress_timeout
 
     @property
     def names(self) -> list[str]:
