@@ -314,9 +314,8 @@ class EngineThread:
             self._over = reason
         for done in list(self._calls):  # one may be where the thread hangs
             resolve(done, ConfigError(reason))
-        self._writing.acquire(
-            timeout=ENDED_TIMEOUT_S
-        )  # never released: no text is written any more
+        # Never released: no text is written any more.
+        self._writing.acquire(timeout=ENDED_TIMEOUT_S)
         left = list(self._jobs.values())
         while True:
             try:

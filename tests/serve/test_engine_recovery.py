@@ -254,6 +254,13 @@ def test_an_adapter_that_is_never_read_fails_alone_and_the_watchdog_goes_on(tmp_
         assert len(failures) == 2
 
 
+def test_adapters_that_fail_do_not_take_later_ones_of_their_number_along(tmp_path):
+    with running() as client:
+        for _ in range(50):
+            with pytest.raises(CairnError, match="absent"):
+                client.load_adapter(2, str(tmp_path / "absent"))
+
+
 def test_a_call_that_hangs_ends_the_group():
     def prepare(boot):
         Controls.reset_prefix_cache = lambda engine: hang_here()
@@ -321,6 +328,18 @@ def test_an_adapter_that_one_rank_cannot_read_is_loaded_by_none(tmp_path):
             client.load_adapter(1, str(tmp_path / "nowhere"))
         assert not (tmp_path / "loaded").exists()
         stream.abort()
+        assert len(read(submit(client, PROMPT, GREEDY))) == 12
+
+
+def test_ranks_of_which_one_cannot_sleep_stay_awake():
+    def prepare(boot):
+        if boot.rank == 1:
+            Controls.check_sleep = always(ConfigError("its checkpoint is gone"))
+
+    config = msgspec.structs.replace(CONFIG, tensor_parallel_size=2)
+    with running(ProcessOptions(beat_s=0.05, restarts=0), prepare, config) as client:
+        with pytest.raises(CairnError, match="another rank could not sleep"):
+            client.sleep()
         assert len(read(submit(client, PROMPT, GREEDY))) == 12
 
 

@@ -18,10 +18,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -78,6 +79,7 @@ IDLE_MS = 200  # how often an idle worker looks whether it has to stop
 COMPILE_MS = 2  # the same while it waits for nothing but a grammar or an adapter
 STACKS = "stacks"
 log = logging.getLogger("cairn")
+T = TypeVar("T")
 
 
 class Worker:
@@ -218,6 +220,7 @@ class Worker:
                 case Resume():
                     self.engine.resume()
                 case Sleep(level=level):
+                    self._on_all_ranks(lambda: self.engine.check_sleep(level), "sleep")
                     self.engine.sleep(level)
                 case CheckSleep(level=level):
                     self.engine.check_sleep(level)
@@ -229,7 +232,7 @@ class Worker:
                     self._load_adapter(command)
                 case UnloadAdapter(number=number):
                     for call, (load, _) in list(self._reading.items()):
-                        if load.number == number:  # the client does not wait for it any more
+                        if load.number == number and call < command.call:  # nobody waits for it
                             del self._reading[call]
                     self.engine.unload_adapter(number)
                 case ResetPrefixCache():
@@ -249,21 +252,26 @@ class Worker:
         return ended
 
     def _load_adapter(self, command: LoadAdapter) -> None:
-        """On every rank or on none: ranks that differ would not take the same requests, and wait for each other."""
-        read = self._reading.pop(command.call, None)
-        adapter, problem = None, None
+        beside, folder = self._reading.pop(command.call, None), command.folder
+        adapter = self._on_all_ranks(
+            lambda: self.engine.read_adapter(folder) if beside is None else beside[1].result(),
+            f"read the adapter in {folder}",
+        )
+        self.engine.load_adapter(command.number, adapter)
+
+    def _on_all_ranks(self, act: Callable[[], T], what: str) -> T:
+        """A CairnError on one rank is one on all: ranks that differ take other steps, and wait for each other."""
+        result, problem = [], None
         try:
-            adapter = read[1].result() if read else self.engine.read_adapter(command.folder)
+            result.append(act())
         except CairnError as error:
             problem = error
             if self.boot.rank:  # rank 0 reports its own
                 log.error("rank %s: %s", self.boot.rank, error)
-        otherwise = f"another rank could not read the adapter in {command.folder}; its log says why"
         alone = self.boot.config.tensor_parallel_size == 1
         shards = ALONE if alone else self.engine.runner.model.build.shards
-        all_or_none(shards, problem, otherwise)
-        assert adapter is not None
-        self.engine.load_adapter(command.number, adapter)
+        all_or_none(shards, problem, f"another rank could not {what}; its log says why")
+        return result[0]
 
     def _tell_pages(self) -> None:
         if self._pages is not None and (events := self._pages.take()):

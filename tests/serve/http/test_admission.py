@@ -108,6 +108,16 @@ def test_progress_counts_only_while_there_is_work(clock):
     assert progress.look(4, busy=True) == 6
 
 
+def test_a_new_engine_has_the_whole_time_for_its_first_step(clock):
+    progress, stats = Progress(5.0, clock), Stats(steps=7)
+    assert progress.verdict(stats, True, None, None, False).status == "ok"
+    clock.now += 50
+    assert progress.verdict(stats, True, None, "SIGKILL", False).status == "starting"
+    assert progress.verdict(stats, True, None, None, False).status == "ok"
+    clock.now += 6
+    assert progress.verdict(stats, True, None, None, False).status == "stalled"
+
+
 @pytest.mark.parametrize(
     ("dead", "restarting", "draining", "status"),
     [

@@ -11,6 +11,7 @@ import openai
 import pytest
 from live_server import wait_until
 
+from cairn.serve.http.server import settings
 from cairn.serve.http.server.keys import Keys
 
 ASKED = dict(model="tiny", prompt="Once upon", max_tokens=6, temperature=0)
@@ -168,7 +169,7 @@ def test_an_engine_that_breaks_is_a_503_for_everybody(tiny_folder, caplog):
 
 
 def test_an_engine_that_stands_still_is_not_healthy(tiny_folder):
-    with live_server.live(tiny_folder, progress_timeout=0.2) as server:
+    with live_server.live(tiny_folder, progress_timeout=1.0) as server:
         with server.held(), concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(server.client.completions.create, **ASKED)
             wait_until(lambda: server.http.get("/health").status_code == 503)
@@ -176,6 +177,24 @@ def test_an_engine_that_stands_still_is_not_healthy(tiny_folder):
             server.gate.set()
             assert waiting.result().choices[0].finish_reason == "length"
         assert server.http.get("/health").json()["status"] == "ok"
+
+
+def test_an_engine_that_hangs_is_not_healthy_again_once_its_requests_are_refused(
+    tiny_folder, monkeypatch
+):
+    monkeypatch.setattr(settings, "HANG", 1000)
+    limits = dict(progress_timeout=0.2, first_token_deadline=0.5)
+    body = dict(prompt="Once upon", max_tokens=6, ignore_eos=True)
+    with live_server.live(tiny_folder, **limits) as server:
+        with server.held():
+            refused = server.http.post("/v1/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "deadline")
+            wait_until(lambda: not server.service.open)
+            for path in ("/health", "/live"):
+                answer = server.http.get(path)
+                assert (answer.status_code, answer.json()["status"]) == (503, "stalled")
+        wait_until(lambda: server.http.get("/health").status_code == 200)
+        assert server.http.post("/v1/completions", json=body).status_code == 200
 
 
 def test_keys_and_their_limits(tiny_folder):
