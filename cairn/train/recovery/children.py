@@ -18,6 +18,13 @@ def adopt_orphans(adopt: bool) -> None:
         ctypes.CDLL(None).prctl(SUBREAPER, int(adopt))
 
 
+def reap(pid: int) -> bool:
+    """Whether this was a child of ours that has ended; it is no zombie any more."""
+    with contextlib.suppress(ChildProcessError):  # another one's, as long as that lives
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    return False
+
+
 def end_process(pid: int) -> None:
     """Kills it and waits until it is gone, also if it has another parent; 0 is none."""
     if pid <= 0 or process_state(pid) == "":

@@ -16,7 +16,7 @@ from cairn.train.checkpoint.peer_memory import PATIENCE_S
 from cairn.train.checkpoint.peer_restore import forget
 from cairn.train.loop import Outcome
 from cairn.train.recovery import node_memory
-from cairn.train.recovery.children import end_process
+from cairn.train.recovery.children import end_process, reap
 from cairn.train.recovery.guarded_loop import GuardedLoop, RecallFailed
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.process_state import process_state
@@ -125,7 +125,7 @@ class LaunchedLoop(GuardedLoop):
             if time.monotonic() > deadline:
                 end_process(memory)
             time.sleep(0.02)
-        return process_state(memory) in ("", "Z")
+        return reap(memory) or process_state(memory) in ("", "Z")
 
     def _rewind(self, what: str) -> None:
         """Steps that were taken back are done again, with other samples: no copy of them stays beside the new ones."""

@@ -34,7 +34,7 @@ from cairn.train.config import Train
 from cairn.train.launch import Failure, RankFailed, first_failure
 from cairn.train.metrics_log import Record
 from cairn.train.recovery import evidence
-from cairn.train.recovery.children import adopt_orphans, end_process
+from cairn.train.recovery.children import adopt_orphans, end_process, reap
 from cairn.train.recovery.findings import WatchFinding, read_found, write_found
 from cairn.train.recovery.journal import Journal, RankStatus, Status, write_status
 from cairn.train.recovery.ladder import Incident, Response, grown, respond
@@ -100,6 +100,10 @@ class LocalDriver:
         self.homes: list[Node] = [node_of_driver(number) for number in range(nodes + spares)]
         self.boards: list[Board] = [home.board() for home in self.homes]
         self.ranks: list[LocalRank] = []
+        self.memories: set[tuple[int, int]] = set()  # process ids, and when each began
+        self.reaped: set[tuple[int, int]] = (
+            set()
+        )  # of those, the ended ones: their ids may be used again
         self.life = 0
         self.same: tuple[str, int, int] = ("", -1, 0)  # cause, step, how often in a row
         self.known = 0  # findings of earlier lives
@@ -154,6 +158,7 @@ class LocalDriver:
         while True:
             wait([rank.pipe for rank in self.ranks if not rank.over], timeout=TICK_S)
             self._listen()
+            self._reap_memories()
             self._write_status()
             words = {rank.word for rank in self.ranks}
             if words == {"done"}:
@@ -169,6 +174,15 @@ class LocalDriver:
     def _listen(self) -> None:
         for rank in self.ranks:
             rank.listen(self.log_line, self.on_record)
+
+    def _reap_memories(self) -> None:
+        """A memory outlives the rank that has started it, and becomes a child of this process."""
+        self.memories |= {self._memory(node) for node in range(len(self.boards))}
+        self.reaped |= {one for one in self.memories - self.reaped if one[0] and reap(one[0])}
+
+    def _memory(self, node: int) -> tuple[int, int]:
+        line = self.boards[node].nodes[0]
+        return int(line["pid"]), int(line["began_ns"])
 
     def _late(self) -> bool:
         """Whether a rank has not begun to train in time; it is ended, and so the cause is known."""
@@ -260,8 +274,8 @@ class LocalDriver:
         return node is not None and self._memory_gone(node) and all(r.word == "gone" for r in here)
 
     def _memory_gone(self, node: int) -> bool:
-        pid = int(self.boards[node].nodes["pid"][0])
-        return pid > 0 and is_ending(pid)
+        memory = self._memory(node)
+        return memory in self.reaped or (memory[0] > 0 and is_ending(memory[0]))
 
     def _record(
         self,
@@ -354,8 +368,9 @@ class LocalDriver:
 
     def end(self) -> None:
         end_ranks(self.ranks)
-        for home, board in zip(self.homes, self.boards, strict=True):
-            end_process(int(board.nodes["pid"][0]))
+        for node, home in enumerate(self.homes):
+            if (memory := self._memory(node)) not in self.reaped:
+                end_process(memory[0])
             shutil.rmtree(home.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._write_status()

@@ -104,6 +104,40 @@ def test_a_stopped_rank_a_stopped_memory_and_a_flipped_bit_are_found(tmp_path):
     assert left_behind(folder) == []
 
 
+def test_ended_memories_do_not_stay_zombies(tmp_path):
+    """One whose parent, the rank that has started it, lives; one of a dead rank; one that ends before its parent."""
+
+    def fault(loop):
+        step, status = loop.state.step, read_status(tmp_path)
+        if step == 2 and loop.rank == 0 and once(tmp_path, "first"):
+            for pid in status.memories.values():
+                os.kill(pid, signal.SIGKILL)
+        if step == 7 and loop.rank == 1 and once(tmp_path, "second"):
+            os.kill(status.memories[1], signal.SIGKILL)
+            die()
+        if step == 12 and loop.rank == 0:
+            os.kill(status.memories[1], signal.SIGKILL)
+        if step == 16 and loop.rank == 0:
+            deadline = time.monotonic() + 20
+            while (found := zombies_of(status)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            (tmp_path / "zombies").write_text(str(found))
+
+    def zombies_of(status):
+        parents, found = {status.driver, *(rank.pid for rank in status.ranks)}, []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, rest = path.read_text().rpartition(")")
+                if rest.split()[0] == "Z" and int(rest.split()[1]) in parents:
+                    found.append(name)
+        return found
+
+    finished = recovered(config(tmp_path, steps=17, layout=Layout(dp=2)), fault)
+    assert finished.outcome.step == 17
+    assert (tmp_path / "zombies").read_text() == "[]"
+    assert left_behind(tmp_path) == []
+
+
 def test_every_sample_once_through_kill_shrink_and_grow(tmp_path):
     unbroken(config(tmp_path / "a"))
     folder = tmp_path / "b"
