@@ -299,8 +299,12 @@ class Loop:
         instant("bad step", step=result.step, action=verdict.action, why=verdict.why)
         name = "bad_steps.jsonl" if self.world == 1 else f"bad_steps.{self.rank}.jsonl"
         path = self.config.folder / name
-        write_down(path, result.step + 1, verdict, loss, result.ids)
         what = f"step {result.step + 1}: {verdict.why} (samples in {path})"
+        try:
+            write_down(path, result.step + 1, verdict, loss, result.ids)
+        except OSError as error:  # a rank that ended here would leave the others waiting
+            why = error.strerror or error
+            what = f"step {result.step + 1}: {verdict.why} (samples {result.ids}, not in {path}: {why})"
         if verdict.action == "stop":
             raise BadRun(what, hint=self._way_out(self.config.bad_step.action))
         self.log_line(f"warning: {what}; {verdict.action}")

@@ -105,6 +105,17 @@ def test_a_bad_step_is_skipped_and_its_samples_written_down(tmp_path):
     assert all(r.loss is not None for r in records if not r.bad)
 
 
+def test_a_full_disk_costs_the_list_of_bad_samples_and_not_the_run(tmp_path):
+    said: list[str] = []
+    _, go = run(tmp_path, BadStep(action="skip"), bad=[17], said=said)
+    (tmp_path / "bad_steps.jsonl").symlink_to("/dev/full")
+    outcome = go()
+    assert (outcome.step, outcome.bad_steps) == (12, 1)
+    (told,) = [text for text in said if "step 5" in text]
+    assert "samples [16, 17, 18, 19], not in" in told
+    assert "No space left on device" in told
+
+
 def test_a_run_rewinds_and_goes_on_behind_the_bad_samples(tmp_path):
     said: list[str] = []
     one, go = run(tmp_path, BadStep(action="rewind"), bad=[17], said=said)
