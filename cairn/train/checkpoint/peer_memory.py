@@ -6,6 +6,7 @@ Of each rank two copies are kept. The older one is overwritten only when the new
 rank, so there is always a step that all ranks can go back to. A newer one that does not become safe makes room itself.
 """
 
+import contextlib
 import mmap
 import os
 import time
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.events import span
+from cairn.core.units import format_bytes
 from cairn.train.checkpoint.peer_link import Link, connect_local
 from cairn.train.checkpoint.peer_messages import Done, Reserve, Room, Written
 from cairn.train.checkpoint.peer_pack import (
@@ -46,12 +48,38 @@ class Home:
         self.memory = mmap.mmap(descriptor, 2 * size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         os.close(descriptor)
         self.tensors: list[dict[str, Tensor]] = [{}, {}]
+        self._unpin: Callable[[], Any] | None = None
+
+    def pin(self, cuda: Any) -> str | None:
+        """Register the mapping with CUDA, once: a GPU then copies into it at the speed of the bus, asynchronously.
+
+        `cuda`: `torch.cuda.cudart()`. The result says why it cannot be pinned; None: it is.
+        """
+        address = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
+        error = cuda.cudaHostRegister(address, len(self.memory), 0)
+        if error != cuda.cudaError.success:
+            _forget_cuda_error()
+            return f"the driver does not pin {format_bytes(len(self.memory))}: {error}"
+        self._unpin = lambda: cuda.cudaHostUnregister(address)
+        return None
+
+    def close(self) -> None:
+        """Before the mapping goes: a registration that outlives it would hold on to its pages."""
+        unpin, self._unpin = self._unpin, None
+        if unpin is not None and int(unpin()):
+            _forget_cuda_error()
 
     def slot(self, number: int) -> memoryview:
         return memoryview(self.memory)[number * self.size : (number + 1) * self.size]
 
     def step(self, number: int) -> int:
         return int.from_bytes(self.slot(number)[:8], "little", signed=True)
+
+
+def _forget_cuda_error() -> None:
+    """CUDA reports an error that was answered already once more, to the next launch that asks for the last one."""
+    with contextlib.suppress(RuntimeError, AssertionError):
+        torch.ones(1, device="cuda")
 
 
 class PeerMemory:
@@ -63,9 +91,10 @@ class PeerMemory:
         reach: Reach,
         generation: int,
         patience_s: float = PATIENCE_S,
+        log_line: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.node, self.patience_s = reach.node, patience_s
-        self.board, self.rank, self.world = board, rank, world
+        self.board, self.rank, self.world, self.log_line = board, rank, world, log_line
         self.agent, self.generation = reach.path, generation
         self.agent_began = -1  # of the agent that has our memory
         self.link: Link | None = None
@@ -185,6 +214,12 @@ class PeerMemory:
             if not isinstance(room, Room):
                 return None
             self.home = Home(room.size, descriptor)
+            if any(piece.tensor.is_cuda for piece in pieces.values()):
+                reason = self.home.pin(torch.cuda.cudart())
+                if reason is not None:
+                    self.log_line(
+                        f"warning: copies in memory are slower than they could be: {reason}"
+                    )
         return self.home
 
     def _linked(self) -> Link:
@@ -196,4 +231,6 @@ class PeerMemory:
         """Lets go of the agent; the next copy looks for it again."""
         if self.link is not None:
             self.link.close()
+        if self.home is not None:
+            self.home.close()
         self.link = self.home = None

@@ -1,6 +1,7 @@
 """Copies in memory: real agents, real sockets; any layout reads what any other has written."""
 
 import errno
+import mmap
 import multiprocessing
 import os
 import signal
@@ -208,6 +209,91 @@ def test_an_agent_that_dies_is_found_again_and_a_damaged_copy_is_refused(nodes):
     room = state(0, 0)
     recall_pieces(point, net.reach(0), 0, room)  # the other node's copy is as it was
     assert all(torch.equal(room[n].tensor, p.tensor) for n, p in state(0, 15).items())
+
+
+class Runtime:
+    """CUDA's calls that pin memory, as a driver would answer them."""
+
+    class cudaError(int):
+        success = 0
+
+    def __init__(self, answer=0):
+        self.answer, self.calls = self.cudaError(answer), []
+
+    def cudaHostRegister(self, *args):
+        self.calls.append(("register", *args))
+        return self.answer
+
+    def cudaHostUnregister(self, *args):
+        self.calls.append(("unregister", *args))
+        return self.cudaError(0)
+
+
+def test_the_memory_of_copies_is_pinned_once_and_let_go_before_it_is_unmapped(nodes):
+    net = nodes(2, 1)
+    peer, driver = net.peer(0, 1), Runtime()
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    assert peer.home.pin(driver) is None
+    [(_, address, size, flags)] = driver.calls
+    assert (address % mmap.PAGESIZE, size, flags) == (0, 2 * peer.home.size, 0)
+    for tensors in peer.home.tensors:
+        assert all(address < tensor.data_ptr() < address + size for tensor in tensors.values())
+    assert peer.save(10, state(0, 10), {})
+    assert peer.wait_until_safe(10)
+    assert len(driver.calls) == 1
+    net.kill(0)
+    net.start(0)  # another agent has other memory
+    before = peer.home
+    assert peer.save(15, state(0, 15), {})
+    assert peer.home is not before
+    assert driver.calls[1:] == [("unregister", address)]
+    before.close()
+    peer.close()
+    assert len(driver.calls) == 2
+
+
+def test_memory_that_the_driver_does_not_pin_is_used_as_it_is(nodes):
+    net = nodes(2, 1)
+    peer, driver = net.peer(0, 1), Runtime(answer=801)
+    assert peer.save(5, state(0, 5), {})
+    reason = peer.home.pin(driver)
+    assert reason.startswith("the driver does not pin")
+    assert reason.endswith("801")
+    assert peer.save(10, state(0, 10), {})
+    assert peer.wait_until_safe(10)
+    peer.close()
+    assert len(driver.calls) == 1
+
+
+@pytest.mark.gpu
+def test_a_gpu_copies_into_pinned_memory_and_reads_it_back(nodes):
+    net, said = nodes(2, 1), []
+    peer = net.peer(0, 1)
+    peer.log_line = said.append
+    for step in (5, 10, 15):
+        on_gpu = {n: p._replace(tensor=p.tensor.cuda()) for n, p in state(0, step).items()}
+        assert peer.save(step, on_gpu, {})
+        assert peer.wait_until_safe(step)
+    homes = peer.home.tensors[0]
+    assert homes["model/w"].is_pinned()
+    room = {n: p._replace(tensor=torch.zeros_like(p.tensor)) for n, p in on_gpu.items()}
+    recall_pieces(recovery_point(net.holdings(), 1, 1), net.reach(0), 0, room)
+    assert all(torch.equal(room[n].tensor, p.tensor) for n, p in on_gpu.items())
+    peer.close()
+    assert not homes["model/w"].is_pinned()
+    assert said == []
+
+
+@pytest.mark.gpu
+def test_memory_that_cannot_be_pinned_disturbs_no_later_launch(nodes):
+    net = nodes(2, 1)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    cuda = torch.cuda.cudart()
+    assert peer.home.pin(cuda) is None
+    assert "does not pin" in peer.home.pin(cuda)  # it is pinned already
+    assert torch.ones(3, device="cuda").sum().item() == 3
 
 
 def flip_a_bit(peer, step, name):
