@@ -18,6 +18,7 @@ from cairn.models.linear.maps import Vocabulary
 if TYPE_CHECKING:
     from cairn.train.checkpoint.piece import Piece
     from cairn.train.data.batch import Batch
+    from cairn.train.parallel.compute_time import ComputeTime
     from cairn.train.parallel.whole_matrices import Matrices
 
 
@@ -64,6 +65,7 @@ class TokenHead(Protocol):
 class Parallel(Protocol):
     data_rank: int  # which slice of a step's samples this process reads
     data_ranks: int
+    compute_time: "ComputeTime"  # of `forward_backward`
 
     def forward_backward(
         self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor, scale: Tensor | float = 1.0

@@ -23,6 +23,7 @@ from cairn.models.spec import ModelSpec
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.parallel.balance import BalancedRouter
 from cairn.train.parallel.collectives import all_reduce
+from cairn.train.parallel.compute_time import ComputeTime
 from cairn.train.parallel.data import Sync
 from cairn.train.parallel.expert import is_expert_weight
 from cairn.train.parallel.interface import Loss, TokenHead
@@ -71,12 +72,14 @@ class ParallelModel:
         modules = [entry for stage in stages for entry in stage.named_modules()]
         self.routers = {path: m for path, m in modules if isinstance(m, Router)}
         self.balanced = [m for m in self.routers.values() if isinstance(m, BalancedRouter)]
+        self.compute_time = ComputeTime(mesh.device)
 
     # -- one pass -------------------------------------------------------------------------------
 
     def forward_backward(
         self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor, scale: Tensor | float = 1.0
     ) -> Tensor:
+        self.compute_time.begin()
         for sync in self.syncs:
             sync.begin(len(batches))
         for router in self.balanced:
@@ -92,6 +95,7 @@ class ParallelModel:
             shares = list(outputs.values())
         else:
             shares = self._one_after_another(work)
+        self.compute_time.end()
         for sync in self.syncs:
             sync.finish()
         self._sum_partial_gradients()

@@ -9,13 +9,12 @@ Adds nothing to what is computed. What is done when something fails is decided e
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from cairn.core.checkpoint_interval import every_steps
@@ -58,9 +57,13 @@ class GuardedLoop(Loop):
         self.board, self.assignment = board, assignment
         self.settings = self.config.recovery
         self.peers = PeerMemory(
-            board, assignment.rank, assignment.world, assignment.reach, assignment.generation
+            board,
+            assignment.rank,
+            assignment.world,
+            assignment.reach,
+            assignment.generation,
+            log_line=self.log_line,
         )
-        self.busy = BusyTime(self.state.parallel)
         store = self.settings.object_store
         self.far = (
             FarCopies(
@@ -96,7 +99,8 @@ class GuardedLoop(Loop):
         finally:
             now = time.monotonic_ns()
             self.board.set(self.rank, resumed=self.state.step, restore_ns=now - began)
-            self.board.set(self.rank, step=self.state.step)  # after it, for readers of steps
+            # After it, for readers of steps.
+            self.board.set(self.rank, measured=self.state.step, step=self.state.step)
             self.board.set(self.rank, phase=TRAINING, trained_ns=now)
 
     def _from_disk(self) -> bool:
@@ -123,10 +127,11 @@ class GuardedLoop(Loop):
         return True
 
     def _one_step(self) -> None:
-        self.busy.begin()
         super()._one_step()
         step, settings = self.state.step, self.settings
-        self.board.step_done(self.rank, step, self.busy.nanoseconds())
+        self.board.step_done(self.rank, step)
+        for computed, nanoseconds in self.state.parallel.compute_time.step_ended(step):
+            self.board.computed(self.rank, computed, nanoseconds)
         if self.far is not None:
             self.far.look(self.saver.completed)
         if (self.copy_soon or step % settings.memory_every == 0) and step < self.config.steps:
@@ -243,41 +248,6 @@ class GuardedLoop(Loop):
 
 def _silent(pieces: Mapping[str, Piece]) -> None:
     pass
-
-
-class BusyTime:
-    """How long this rank computes before it has to wait for others: it tells a slow rank from those who wait for it.
-
-    From the end of a step's first collective, where all are together, to the moment in which the first gradients are
-    waited for: forward and backward, without any waiting where ranks are replicas of each other.
-    """
-
-    def __init__(self, parallel: Any) -> None:
-        self.began = self.waited = 0
-        parallel.sum_over_data = self._together(parallel.sum_over_data)
-        for sync in getattr(parallel, "syncs", ()):
-            sync.finish = self._noting(sync.finish)
-
-    def begin(self) -> None:
-        self.began = self.waited = 0
-
-    def nanoseconds(self) -> int:
-        return max(0, self.waited - self.began) if self.began and self.waited else 0
-
-    def _together(self, summed: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def noted(value: Tensor) -> Tensor:
-            total = summed(value)
-            self.began = self.began or time.monotonic_ns()
-            return total
-
-        return noted
-
-    def _noting(self, finish: Callable[[], None]) -> Callable[[], None]:
-        def noted() -> None:
-            self.waited = self.waited or time.monotonic_ns()
-            finish()
-
-        return noted
 
 
 class Heartbeat:

@@ -194,7 +194,8 @@ def _set_out(agreement: Agreement, board: NodeBoard, rank: int, secret: Secret) 
     doubled = _on_two_nodes(recall, step)
     board.set(rank, copied=step, settled=step, replicated=doubled, blocked_ns=0, skipped=0)
     board.set(rank, phase=STARTING, beat_ns=0)
-    board.set(rank, step=agreement.back_to, resumed=agreement.back_to, collectives=0)
+    back_to = agreement.back_to
+    board.set(rank, measured=back_to, step=back_to, resumed=back_to, collectives=0)
     board.set(rank, epoch=agreement.life, pid=os.getpid())
     board.agreed, board.doubled = step, doubled
 

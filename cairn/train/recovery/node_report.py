@@ -68,7 +68,8 @@ def report_of(board: Board, folder: Path, duty: Duty, reported: dict[int, int]) 
     for rank in ranks_of(board, duty.life):
         line = board.ranks[rank]
         spent = tuple(board.spent(rank, reported.get(rank, -1))[-MOST_STEPS:])
-        reported[rank] = max(reported.get(rank, -1), int(line["step"]))
+        if spent:
+            reported[rank] = max(reported.get(rank, -1), spent[-1][0])
         note = stall_of(board, folder, rank)
         ranks.append(
             RankReport(

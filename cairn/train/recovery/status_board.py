@@ -37,10 +37,7 @@ RANK = np.dtype(
         ("beat_ns", "i8"),  # last sign of life; CLOCK_MONOTONIC is the same in every process
         ("step", "i8"),  # updates done
         ("collectives", "i8"),  # begun, in all groups
-        (
-            "busy_ns",
-            "i8",
-        ),  # of the last step: computing, until its gradients had to wait for others
+        ("measured", "i8"),  # the last step of which is known how long the rank computed
         ("trained_ns", "i8"),  # when this life began to train
         ("resumed", "i8"),  # the step from which it really went on
         ("copied", "i8"),  # step of the newest copy in this node's memory
@@ -110,9 +107,9 @@ class Board:
         return [(step, int(self.ended_ns[rank, step % RING])) for step in range(first, done + 1)]
 
     def spent(self, rank: int, after: int) -> list[tuple[int, float, float]]:
-        """(step, seconds computed, seconds in all) of the steps after `after` whose beginning is known, too."""
+        """(step, seconds computed, seconds in all) of the steps after `after` of which both are known."""
         line = self.ranks[rank]
-        done, resumed = int(line["step"]), int(line["resumed"])
+        done, resumed = min(int(line["step"]), int(line["measured"])), int(line["resumed"])
         first = max(after + 1, resumed + 2, done - RING + 2)
         steps = []
         for step in range(first, done + 1):
@@ -131,13 +128,16 @@ class Board:
         line["collectives"][rank] = collectives
         line["beat_ns"][rank] = time.monotonic_ns()
 
-    def step_done(self, rank: int, step: int, busy_ns: int) -> None:
+    def step_done(self, rank: int, step: int) -> None:
         now = time.monotonic_ns()
-        self.ranks["busy_ns"][rank] = busy_ns
         self.ended_ns[rank, step % RING] = now
-        self.busy_of_ns[rank, step % RING] = busy_ns
         self.ranks["step"][rank] = step
         self.ranks["beat_ns"][rank] = now
+
+    def computed(self, rank: int, step: int, busy_ns: int) -> None:
+        """Until the gradients had to wait for others; a GPU tells a step or two later."""
+        self.busy_of_ns[rank, step % RING] = busy_ns
+        self.ranks["measured"][rank] = step
 
     def forget_copies(self, rank: int) -> None:
         """No copy of this rank is anywhere."""

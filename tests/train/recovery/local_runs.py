@@ -90,7 +90,7 @@ def kill_node(folder: Path, node: int) -> None:
 
 
 def wait_for_copies(loop, step: int) -> None:
-    """Until the memory of node 0 has those of all ranks, which come while the next steps are computed."""
+    """Until the memory of this rank's node has those of all ranks, which come while the next steps are computed."""
     reach, deadline = loop.assignment.reach, time.monotonic() + 20
     wanted = {(rank, step) for rank in range(loop.world)}
     while not wanted <= {

@@ -169,7 +169,7 @@ def test_a_flipped_sign_is_found_in_every_number(dtype):
 def test_the_board_remembers_when_steps_ended():
     board = Board(2, 1)
     for step in range(1, RING + 11):
-        board.step_done(1, step, 5)
+        board.step_done(1, step)
     ends = board.ends(1, 0)
     assert [step for step, _ in ends] == list(range(11, RING + 11))
     assert [when for _, when in ends] == sorted(when for _, when in ends)

@@ -186,7 +186,8 @@ def test_a_pipeline_is_rebuilt_for_the_ranks_that_are_left(tmp_path):
     folder = tmp_path / "b"
 
     def fault(loop):
-        if loop.state.step == 7 and loop.rank == 0 and once(folder, "node"):
+        if loop.state.step == 7 and loop.rank == 3 and once(folder, "node"):
+            wait_for_copies(loop, 5)
             kill_node(folder, 0)
 
     recovered(config(folder, steps=12, layout=Layout(pp=4), model=model), fault)
