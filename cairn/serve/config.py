@@ -80,8 +80,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"
     """type of keys and values: auto (the model's) or fp8, with scales of the checkpoint or of the first prompts"""
     max_model_len: int | Literal["auto"] | None = None
-    """longest request, prompt and answer together; default: what the model was made for; auto: so long that several of
-    them fit into the cache"""
+    """longest request, prompt and answer together; default and at most: what the model was made for (more is said, and
+    cut to it); auto: so long that several of them fit into the cache"""
     context: int | None = None
     """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
     max_num_seqs: int | None = None

@@ -519,7 +519,6 @@ def test_a_stream_is_refused_before_it_is_read(llm):
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"dtype": "int3"}, "dtype is int3"),
         ({"scheduling_policy": "random"}, "scheduling_policy is random"),
-        ({"max_model_len": CONTEXT + 1}, f"made for {CONTEXT} tokens"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold is -1"),
         ({"trust_remote_code": True}, "no code of a checkpoint is ever run"),
         ({"seed": 0}, r"SamplingParams\(seed"),

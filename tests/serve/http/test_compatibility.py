@@ -85,10 +85,11 @@ def test_efforts_and_roles_that_nobody_knows_are_refused(server):
 
 
 def test_a_body_that_is_not_utf8_is_told_so(server):
-    body = b'{"messages": [{"role": "user", "content": "\xff"}]}'
-    refused = server.http.post("/v1/chat/completions", content=body)
-    assert refused.status_code == 400
-    assert "0xff at byte 43 is not UTF-8" in refused.json()["error"]["message"]
+    for body in (b'{"messages": [{"role": "user", "content": "\xff"}]}', b'{"messages": "\xff"}'):
+        refused = server.http.post("/v1/chat/completions", content=body)
+        assert refused.status_code == 400
+        at = body.index(b"\xff")
+        assert f"0xff at byte {at} is not UTF-8" in refused.json()["error"]["message"]
 
 
 def test_the_names_of_llama_cpp_count_on_openais_paths(server):
