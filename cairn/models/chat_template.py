@@ -6,9 +6,10 @@ knows nothing about tokens or ids; Jinja itself is behind `template_sandbox` and
     messages, tools, documents -check, copy-> plain values -template-> "<|im_start|>user Hi<|im_end|> ..."
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cairn.core.errors import ConfigError, RequestError, TokenizerError
 
@@ -25,6 +26,15 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 # The names under which clients send what a model thought; the first is the one that templates read.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _MAX_DEPTH = 100  # of values within values
+_PROBE, _ARGUMENT = "probe_of_tools", "probe_argument"  # names that stand in no template
+
+
+class ToolSupport(NamedTuple):
+    """What a template writes about tools."""
+
+    offered: bool  # the tools that the model may call
+    # Past calls and their results: not, or with arguments as an object (most templates) or as JSON in a text.
+    calls: Literal["no", "objects", "texts"]
 
 
 class ChatTemplates:
@@ -42,6 +52,44 @@ class ChatTemplates:
     def replaced(self, source: str) -> "ChatTemplates":
         """The same model with this one template."""
         return ChatTemplates({"default": source}, self._special, self._owner)
+
+    @functools.cached_property
+    def tool_support(self) -> ToolSupport:
+        """Found out by rendering: templates differ too much for their source to tell."""
+        if not self.sources:
+            return ToolSupport(False, "no")
+        schema = {
+            "type": "object",
+            "properties": {_ARGUMENT: {"type": "string", "description": "?"}},
+        }
+        function = {"name": _PROBE, "description": "?", "parameters": schema}
+        tools = [{"type": "function", "function": function}]
+
+        def writes(text: str, *messages: Mapping[str, Any]) -> bool:
+            for asked in ("?", [{"type": "text", "text": "?"}]):
+                try:
+                    written = self.render([{"role": "user", "content": asked}, *messages], tools)
+                except TokenizerError:
+                    continue
+                if text in written:
+                    return True
+            return False
+
+        def writes_call(arguments: object) -> bool:
+            function = {"name": _PROBE, "arguments": arguments}
+            call = {"type": "function", "id": "call00000", "function": function}
+            said = {"role": "assistant", "tool_calls": [call]}
+            result = {"role": "tool", "tool_call_id": "call00000", "name": _PROBE, "content": "?"}
+            return any(
+                writes("probe of a call", said | {"content": content}, result)
+                for content in ("", None)
+            )
+
+        if writes_call({_ARGUMENT: "probe of a call"}):
+            calls = "objects"
+        else:
+            calls = "texts" if writes_call(f'{{"{_ARGUMENT}": "probe of a call"}}') else "no"
+        return ToolSupport(writes(_PROBE), calls)
 
     def choose(self, with_tools: bool, name: str | None = None) -> str:
         """The name of the template to use; tool_use where tools are given and the model has one."""

@@ -344,7 +344,7 @@ def test_a_token_that_does_not_fit_is_refused_and_masks_go_on():
 NAMED = {"type": "function", "function": {"name": "count_up"}}
 
 
-@pytest.mark.parametrize("format", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("format", ["hermes", "llama3", "mistral", "json"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_a_demanded_tool_is_called(format, choice):
     nested = {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"to": {"enum": [1, 2]}},
@@ -355,7 +355,7 @@ def test_a_demanded_tool_is_called(format, choice):
             "additionalProperties": False}}},
         {"type": "function", "function": {"name": "count_up", "parameters": nested}},
     ]  # fmt: skip
-    plan = read_tools(tools, choice)
+    plan = read_tools(tools, choice, parallel=True)
     guide = tool_guide(plan, format, tokenizer())
     assert guide is not None
     engine = new_engine(overlap=True)

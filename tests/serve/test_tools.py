@@ -1,4 +1,4 @@
-"""Tool calls in three formats: found in any cut of the text, and content where they are none."""
+"""Tool calls in four formats: found in any cut of the text, and content where they are none."""
 
 import itertools
 import json
@@ -11,8 +11,10 @@ from cairn.core.errors import RequestError
 from cairn.serve.http.tools.tool_parser import parse_all, tool_parser
 from cairn.serve.http.tools.tools import format_of, new_call_id, read_tools
 
-FORMATS = ("hermes", "llama3", "mistral")
+FORMATS = ("hermes", "llama3", "mistral", "json")
 NAMES = ("f", "get_weather", "a.b-c")
+F = '{"name": "f", "arguments": {"x": 1}}'
+ONE = [("f", '{"x": 1}')]
 
 
 def parse(format, pieces):
@@ -63,6 +65,45 @@ WHOLE = [
     ("mistral", "[TOOL_CA", "[TOOL_CA", []),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": ', "", [("f", '{"x": ')]),
 ]  # fmt: skip
+# JSON that names an offered tool is a call in both formats, with or without marks.
+JSON_CALLS = [
+    (F, "", ONE),
+    (f"\n {F}\n", "", ONE),
+    (f"{{{F}}}", "", ONE),  # as the template of a well-known GGUF shows it
+    (f"{{ {F} }} ok", "ok", ONE),
+    (f"[{F}, {F}]", "", ONE * 2),
+    (f"{F}\n{F}; {F}", "", ONE * 3),
+    (f"I look.\n\n{F}", "I look.", ONE),
+    (f"I look.\n{F}\nDone.", "I look.Done.", ONE),
+    (f"<tools>\n{F}\n</tools>", "", ONE),
+    (f"a <function_call>{F}</function_call> b", "ab", ONE),
+    (f"<tool_calls>[{F}, {F}]</tool_calls>", "", ONE * 2),
+    (f"<tool_call>{F}\n{F}</tool_call>", "", ONE * 2),
+    (f"<tool_call>{{{F}}}</tool_call>", "", ONE),
+    (f"```json\n{F}\n```", "", ONE),
+    (f"```\n{F}\n{F}\n```", "", ONE * 2),
+    (f"So:\n```xml\n<tool_call>\n{F}\n</tool_call>\n```\nDone.", "So:Done.", ONE),
+    ('<function=f>{"x": 1}</function>', "", ONE),
+    ('<tool_call>\n<function=f>\n{"x": 1}</function>\n</tool_call>', "", ONE),
+    (f"<tool_call>{F} and so on</tool_call>.", "and so on.", ONE),
+    ('{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
+]  # fmt: skip
+# Text that merely looks like it, or that names no offered tool.
+NO_CALLS = [
+    '{"city": "Paris", "days": 2}', '{"name": "Bob", "arguments": {"x": 1}}', "{", "{{ name }}", "[1, 2]", "{}", "[]",
+    '{"name": "f"', '{"name": "f", "description": "?", "arguments": {}}', '{"a": {"name": "f", "arguments": {}}}',
+    '[\n  {"name": "Bob"},\n  {"name": "f", "arguments": {}}\n]', f"Write {F} to call.",
+    f"```python\nx = 1\n{F}\n```\nDone.", f"```js\n[{F}]\n```", "`a` and ``b`` and ```c```", "```json\n[1]\n```", "``",
+    "```",
+    "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "<tools>f</tools>", "<function=g>{}</function>", "<function=f", "a < b > c", "x\n[link](y)\n{z}\n", "<tool_call>",
+    "</tool_call> </tools>", "\n{\n{\n[",
+]  # fmt: skip
+WHOLE += [(format, *case) for format in ("hermes", "json") for case in JSON_CALLS]
+WHOLE += [(format, text, text, []) for format in ("hermes", "json") for text in NO_CALLS]
+UNKNOWN = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+WHOLE += [("hermes", UNKNOWN, "", [("g", "{}")]), ("json", UNKNOWN, UNKNOWN, [])]
 
 
 @pytest.mark.parametrize(("format", "text", "content", "calls"), WHOLE)
@@ -95,7 +136,9 @@ def written(format, calls, indent, content):
         f'{{"name": {json.dumps(name)}, "{key}": {text}}}'
         for (name, _), text in zip(calls, texts, strict=True)
     ]
-    if format == "hermes":
+    if format == "json":
+        text = content + "\n" * bool(content) + "\n".join(objects)
+    elif format == "hermes":
         text = content + "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
     elif format == "llama3":
         text = "; ".join(objects)
@@ -129,7 +172,7 @@ def test_calls_come_back_as_they_were_written(format, calls, indent, places, con
 PARTS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '"', "{", "}", "[", "]",
     ",", ";", ":", "\\", "f", "<", "null", "é", '{"name":"f",', '"arguments":{', '"parameters":{"x":1}',
-    '{"name":"f","arguments":{}}', "\n", " ",
+    '{"name":"f","arguments":{}}', "\n", " ", "```", "json", "<tools>", "</tools>", "<function=f>", "</function>",
 ]  # fmt: skip
 fragments = st.lists(st.sampled_from(PARTS), max_size=10)
 
@@ -172,6 +215,14 @@ def tool(name="f", **parameters):
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+def test_several_calls_are_demanded_only_of_those_who_ask():
+    tools = [tool("f"), tool("g")]
+    demanded = [
+        read_tools(tools, "required", parallel).demanded for parallel in (None, False, True)
+    ]
+    assert demanded == [1, 1, 4]
+
+
 def test_tool_choice():
     tools = [tool("f"), tool("g")]
     assert read_tools(None).shown is False
@@ -208,5 +259,7 @@ def test_formats_of_templates_and_ids():
     assert format_of("...[TOOL_CALLS]...") == "mistral"
     assert format_of("<|start_header_id|> <|python_tag|>") == "llama3"
     assert format_of("{{ messages }}") is None
+    for other in ("<function=f>", "<arg_key>", '<invoke name="f">'):
+        assert format_of(f"<tool_call>{other}</tool_call>") is None
     assert len(new_call_id("mistral")) == 9
     assert new_call_id("hermes") != new_call_id("hermes")

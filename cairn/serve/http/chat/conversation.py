@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from cairn.core.errors import RequestError, TokenizerError
-from cairn.models.chat_template import ChatTemplates, check_messages
+from cairn.models.chat_template import ChatTemplates, ToolSupport, check_messages
 from cairn.models.vision.conversation import has_images, with_parts
 from cairn.models.vision.picture import Picture
 from cairn.serve.http.chat.final_message import cut_at_mark, with_mark
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
-from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message
+from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message, plain_message
 from cairn.serve.http.tools.tools import allowed_tools, format_of
 from cairn.serve.prompts import Prompt
 
@@ -117,15 +117,39 @@ def _rendered(
     arguments: TemplateArguments,
     sees: bool,
 ) -> str:
-    """The text of a conversation. Tools that the template has no place for stand in a message."""
+    try:
+        return _written(messages, templates, arguments, sees)
+    except TokenizerError:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        return _written(messages, templates, arguments, sees, empty=True)
+
+
+def _written(
+    messages: Sequence[Mapping[str, Any]],
+    templates: ChatTemplates,
+    arguments: TemplateArguments,
+    sees: bool,
+    empty: bool = False,
+) -> str:
+    """The text of a conversation. What the template has no place for stands in messages: tools, and past calls.
+
+    `empty`: no content beside calls is an empty text, also for templates that ask for null: some then measure it.
+    """
     tools, begins, _, extra = arguments
     source = templates.sources[templates.choose(with_tools=tools is not None)]
-    generic = tools is not None and format_of(source) is None
+    support = ToolSupport(True, "objects") if format_of(source) else templates.tool_support
+    generic = tools is not None and not support.offered
     joins = not sees or (generic and not has_images(messages))
-    flat = flat_messages(messages, None if _NULL.search(source) else "", joins=joins)
+    silence = None if _NULL.search(source) and not empty else ""
+    flat = flat_messages(messages, silence, joins=joins)
     _check_roles(flat, source)
     if "message.thinking" in source:
         flat = [_with_thinking(message) for message in flat]
+    if support.calls == "texts" and not generic:
+        flat = [_with_text_arguments(message) for message in flat]
+    elif support.calls == "no" and tools is not None and not generic:
+        flat = [plain_message(message) for message in flat]
     parts = with_parts if sees else list
     if tools is None or not generic:
         return templates.render(parts(flat), tools, begins, **extra)
@@ -172,6 +196,22 @@ async def without_oldest(service: Service, payload: ChatRequest, answer: int | N
         middle = (low + high) // 2
         low, high = (low, middle) if await fits(turns[middle]) else (middle + 1, high)
     return from_turn(turns[low])
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of past calls as JSON, for templates that put them into a text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**function, "arguments": _json_text(function["arguments"])}}
+        for call in message["tool_calls"]
+        for function in [call["function"]]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _json_text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

@@ -29,9 +29,8 @@ from cairn.serve.http.server.service import Service
 from cairn.serve.http.tools.tool_parser import ToolFormat
 from cairn.serve.http.tools.tools import (
     CHANNEL,
-    GENERIC,
     ToolPlan,
-    format_of,
+    format_for,
     hides_marks,
     mark,
     read_tools,
@@ -59,9 +58,7 @@ def offer_of(service: Service, payload: ChatRequest) -> Offer | None:
     plan = read_tools(payload.tools, payload.tool_choice, payload.parallel_tool_calls)
     if not plan.shown:
         return None
-    templates = templates_of(service, payload)
-    taught = format_of(templates.sources[templates.choose(with_tools=True)])
-    format = taught or GENERIC  # described in the system message by `conversation`
+    format = format_for(templates_of(service, payload))
     return Offer(plan, format, hides_marks(format, service.tokenizer))
 
 

@@ -42,7 +42,8 @@ def as_chat(payload: CountRequest) -> ChatRequest:
         chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(payload.tools)]
     if payload.tool_choice is not None:
         chat.tool_choice = _choice(payload.tool_choice)
-        chat.parallel_tool_calls = not payload.tool_choice.disable_parallel_tool_use
+        if (single := payload.tool_choice.disable_parallel_tool_use) is not None:
+            chat.parallel_tool_calls = not single
     if payload.thinking is not None:
         chat.chat_template_kwargs = {"enable_thinking": payload.thinking.type != "disabled"}
     if isinstance(payload, MessagesRequest):

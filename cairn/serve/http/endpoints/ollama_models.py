@@ -115,11 +115,9 @@ async def api_show(service: Service, call: Call, body: bytes) -> JSON:
 
 def _capabilities(service: Service) -> list[str]:
     """Their words; clients offer tools and pictures only to models that are said to take them."""
-    serving = service.serving
-    has_template = serving.has_tokenizer and bool(serving.tokenizer.templates)
-    has_template = has_template and not serving.assumed_template
+    shown = service.serving.has_tokenizer and service.tokenizer.templates.tool_support.offered
     sees = service.serving.picture_input is not None
-    return ["completion", *(["tools"] if has_template else []), *(["vision"] if sees else [])]
+    return ["completion", *(["tools"] if shown else []), *(["vision"] if sees else [])]
 
 
 async def api_version(service: Service, call: Call, body: bytes) -> JSON:

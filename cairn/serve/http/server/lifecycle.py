@@ -32,6 +32,7 @@ from cairn.serve.http.server.early_workers import engine_config, in_processes
 from cairn.serve.http.server.keys import Keys, check_admin_key, read_keys
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
+from cairn.serve.http.tools.tools import note_on_tools
 from cairn.serve.media.fetch import MediaLoader
 from cairn.serve.serving import Serving, open_serving, runs_on_gpu
 
@@ -169,6 +170,8 @@ def open_server(config: ServerConfig, early: WorkerGroup | None = None) -> Servi
         serving.tokenizer.use_template(template)
     else:
         _assume_template(serving)
+    if serving.has_tokenizer and serving.tokenizer.templates:
+        serving.notes.append(note_on_tools(serving.tokenizer.templates))
     if serving.picture_input is not None:
         serving.picture_input.loader = MediaLoader(config.media_hosts)
     return serving

@@ -33,7 +33,7 @@ def in_system_message(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
     """The conversation for a template that knows roles and text only."""
-    plain = [_plain(message) for message in messages]
+    plain = [plain_message(message) for message in messages]
     if plain and plain[0].get("role") in ("system", "developer"):
         first, plain = plain[0], plain[1:]
         text = first.get("content")
@@ -57,7 +57,7 @@ def in_first_message(
     return [{**first, "content": _around(f"{content}\n\n", first.get("content"))}, *rest[1:]]
 
 
-def _plain(message: Message) -> Message:
+def plain_message(message: Message) -> Message:
     """A message without the fields and the role that only templates with tools know."""
     if message.get("role") == "tool":
         content = _around("<tool_response>\n", message.get("content"), "\n</tool_response>")

@@ -1,7 +1,9 @@
 """Finds tool calls in what a model writes, piece by piece.
 
     hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>      Qwen, Hermes and many others;
-              ```json {"name": "f", "arguments": {...}} ```                 as Qwen-Coder writes them
+    json      ```json {"name": "f", "arguments": {...}} ```                 of an offered tool, as Qwen-Coder writes
+              <tools>{...}</tools>  {...}  {{...}}  [{...}, {...}]          them: in both formats; a bare one begins a
+              <function=f>{...}</function>                                  line that stands in no other block of code
     llama3    {"name": "f", "parameters": {...}}; {...}                     also behind <|python_tag|>
     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]          or [TOOL_CALLS]f[ARGS]{...}
     harmony   messages in channels, of which a call is one: they are read by `chat.harmony`
@@ -21,18 +23,30 @@ import msgspec
 from cairn.serve.http.chat.reasoning import held_back
 from cairn.serve.http.tools.call_object import CallObject, ValueEnd
 
-ToolFormat = Literal["hermes", "llama3", "mistral", "harmony"]
+# json: whatever the model was taught, calls are JSON objects that name an offered tool.
+ToolFormat = Literal["hermes", "llama3", "mistral", "harmony", "json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE = "```"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS = "[TOOL_CALLS]"
 _SPACE = " \t\r\n"
-_FENCED_CALL = re.compile(r"(?:json|tool_call)?\s*(?=\{)")
-_FENCE_BEGUN = re.compile(r"[a-z_]{0,9}\s*")
+_TAG = r"tool_calls?|tools|function_calls?|TOOLCALL"
+# Where calls may begin or end in a text, and the beginning of such a place at the end of one.
+_PLACE = re.compile(rf"```|</?(?:{_TAG}|function)>|<function=|(?<=\n)[\[{{]")
+_PLACE_BEGUN = re.compile(r"(?:`{1,2}|<[^<>\s]{0,16})\Z")
+# What may stand in front of a call's object, and the beginning of it.
+_MARK = re.compile(
+    rf"[ \t\r\n]+|```(?:json|xml|tool_call|tool_code)?(?=[\s<\[{{])|<({_TAG})>|<function=([\w.\-]+)>|(\[)"
+)
+_MARK_BEGUN = re.compile(r"`{0,2}|```[a-z_]{0,9}|<[^<>\s]{0,140}")
+_NEXT_OBJECT = re.compile(r"[,;]?[ \t\r\n]*(?=\{)")
+_NEXT_OBJECT_BEGUN = re.compile(r"[,;]?[ \t\r\n]*")
 _NAMED_CALL = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
 _NAMED_BEGUN = re.compile(
     r"\s*[A-Za-z0-9_.\-]*(?:\[[A-Z_]*(?:\][A-Za-z0-9]*(?:\[[A-Z]*\]?)?)?)?\s*"
 )
+_TOOL_CALLS = re.compile(re.escape(TOOL_CALLS))
+_TOOL_CALLS_BEGUN = re.compile(r"\[[A-Z_]{0,10}\Z")
 _FIRST_OF_LIST = re.compile(r"\s*(?:\[\s*)?(?=\{)")
 _LIST_BEGUN = re.compile(r"\s*(?:\[\s*)?")
 _NEXT_OF_LIST = re.compile(r"\s*,\s*(?=\{)")
@@ -82,6 +96,9 @@ class ToolParser:
 
     def flush(self) -> Parsed:
         """The text has ended: what was held back is what it is."""
+        if self._step == self._in_arguments:
+            self.unfinished = Unfinished(self.calls - 1, self._before + self._held)
+            self._held = ""  # all of it was reported
         call, self._call = self._call, None
         if call is not None and not call.announced:
             self._say(self._before + call.text)
@@ -141,79 +158,158 @@ class ToolParser:
         elif arguments:
             self._out.calls.append(CallDelta(self.calls - 1, None, arguments))
 
-    def _seek(self, *marks: str) -> str | None:
-        """Say what comes before the first mark; that mark, with the spaces before it, when it is there."""
+    def _seek(self, place: re.Pattern[str], begun: re.Pattern[str]) -> str | None:
+        """Say what comes before the first place where a call may begin; its mark, with the spaces before it.
+
+        `begun`: what may be the beginning of one, at the end of a text.
+        """
         if self._trim:
             self._held = self._held.lstrip(_SPACE)
             self._trim = not self._held
-        buffer, places = self._held, [(self._held.find(mark), mark) for mark in marks]
-        at, first_mark = min(
-            ((at, mark) for at, mark in places if at >= 0), default=(len(buffer), "")
-        )
-        text = buffer[:at]
-        if not first_mark:
-            text = buffer[: len(buffer) - max(held_back(buffer, mark) for mark in marks)]
-        sure = text.rstrip(_SPACE)
+        buffer = self._held
+        match = place.search(buffer)
+        end = match or begun.search(buffer)
+        sure = buffer[: end.start() if end else len(buffer)].rstrip(_SPACE)
         self._say(sure)
-        self._held = buffer[at + len(first_mark) :] if first_mark else buffer[len(sure) :]
-        return text[len(sure) :] + first_mark if first_mark else None
+        self._held = buffer[match.end() if match else len(sure) :]
+        return buffer[len(sure) : match.end()] if match else None
 
+    def _begin_arguments(self, name: str, then: Callable[[], bool]) -> None:
+        """Of a call that is written as a name and an object; `then`: the step behind it."""
+        self._end, self._sent, self._started, self._then = ValueEnd(0, "{"), 0, False, then
+        self._report(name, "")
+        self._step = self._in_arguments
 
-class HermesParser(ToolParser):
-    """`names`: a fenced JSON object is a call only if it names one of these."""
-
-    def __init__(self, names: Container[str] | None = None) -> None:
-        super().__init__()
-        self._names = names
-        self._close = CLOSE
-
-    def _content(self) -> bool:
-        mark = self._seek(OPEN) if self._names is None else self._seek(OPEN, FENCE)
-        if mark is None:
+    def _in_arguments(self) -> bool:
+        end = self._end.find(self._held)
+        self._report(None, self._held[self._sent : self._end.at])
+        self._sent = self._end.at
+        if end is None and not self._end.broken:
             return False
-        self._close = CLOSE
-        if mark.endswith(OPEN):
-            self._begin_call(mark)
-        else:
-            self._before, self._step = mark, self._behind_fence
+        self._held, self._trim, self._cut = self._held[self._end.at :], True, self._end.broken
+        self._step = self._then
         return True
 
-    def _behind_fence(self) -> bool:
-        if match := _FENCED_CALL.match(self._held):
-            self._held, self._close = self._held[match.end() :], FENCE
-            self._begin_call(self._before + match[0], self._names)
-        elif _FENCE_BEGUN.fullmatch(self._held):
+
+class JsonParser(ToolParser):
+    """`names`: an object is a call if it names one of these; with `tagged`, behind <tool_call> whatever it names."""
+
+    def __init__(self, names: Container[str] | None = None, tagged: bool = False) -> None:
+        super().__init__()
+        self._names, self._tagged = names or (), tagged
+        self._fresh = True  # nothing was said since the beginning, or since a call
+        self._in_code = False  # in a fenced block that is no call
+        self._closing: list[str] = []  # marks that belong behind the call, the next one last
+        self._brackets = ""  # that may stand behind its object
+
+    def _content(self) -> bool:
+        bare = self._held.lstrip(_SPACE)
+        if not bare:
             return False
-        else:  # a block of code
-            self._say(self._before)
-            self._step = self._content
+        if self._fresh and bare[0] in "[{":
+            self._begin_marks(self._held[: len(self._held) - len(bare)], bare)
+            return True
+        place = self._seek(_PLACE, _PLACE_BEGUN)
+        self._fresh = False
+        if place is None:
+            return False
+        mark = place.lstrip(_SPACE)
+        if self._closing and mark == self._closing[-1]:
+            self._closing.pop()
+            self._trim = True
+        elif mark.startswith("</") or (self._in_code and mark in (FENCE, "{", "[")):
+            self._in_code = self._in_code and mark != FENCE
+            self._say(place)
+        else:
+            self._begin_marks(place[: -len(mark)], mark + self._held)
+        return True
+
+    def _begin_marks(self, before: str, held: str) -> None:
+        self._before, self._held, self._step = before, held, self._in_marks
+        self._closing, self._brackets = [], ""
+
+    def _in_marks(self) -> bool:
+        """In front of an object: a fence, a tag, the bracket of a list, the first of two braces."""
+        if self._held.startswith("{"):
+            return self._in_braces()
+        match = _MARK.match(self._held)
+        if match is None and _MARK_BEGUN.fullmatch(self._held):
+            return False
+        if match is None or (match[3] and self._brackets):
+            return self._no_call()
+        self._before += match[0]
+        self._held = self._held[match.end() :]
+        if match[1]:
+            self._closing.append(f"</{match[1]}>")
+        elif match[2]:
+            self._closing.append("</function>")
+            self._function = match[2]
+        elif match[3]:
+            self._brackets = "]"
+        elif match[0].startswith(FENCE):
+            self._closing.append(FENCE)
+        return True
+
+    def _in_braces(self) -> bool:
+        if self._closing and self._closing[-1] == "</function>":
+            if self._function not in self._names:
+                return self._no_call()
+            self._begin_arguments(self._function, self._behind_call)
+            return True
+        inner = self._held[1:].lstrip(_SPACE)
+        if not inner:
+            return False
+        if inner[0] == "{":
+            self._before += self._held[: len(self._held) - len(inner)]
+            self._held, self._brackets = inner, self._brackets + "}"
+        any_name = self._tagged and self._closing[-1:] == [CLOSE] and not self._brackets
+        self._begin_call(self._before, None if any_name else self._names)
+        return True
+
+    def _no_call(self) -> bool:
+        if self._step == self._in_marks:
+            place = _PLACE.match(self._held)  # it would be found again
+            mark = place[0] if place else ""
+            self._say(self._before + mark)
+            self._held = self._held[len(mark) :]
+            self._in_code = self._in_code or mark == FENCE
+        self._in_code = self._in_code or FENCE in self._closing
+        self._closing, self._fresh, self._step = [], False, self._content
         return True
 
     def _behind_call(self) -> bool:
-        """Up to the closing mark: more of arguments that were cut, or spaces; another call may come without it."""
-        if self._cut:
-            more, closed, behind = self._held.partition(self._close)
-            if not closed:
-                more = more[: len(more) - held_back(more, self._close)]
-            self._report(None, more)
-            self._held = behind if closed else self._held[len(more) :]
+        """Marks that close it, more of arguments that were cut, or another call."""
+        if self._cut and self._closing:
+            return self._rest_of_arguments(self._closing[-1])
+        held = self._held = self._held.lstrip(_SPACE)
+        if _NEXT_OBJECT_BEGUN.fullmatch(held) or _PLACE_BEGUN.fullmatch(held):
+            return False
+        close = self._closing[-1] if self._closing else ""
+        if held[0] in self._brackets:
+            self._brackets, self._held = self._brackets[: self._brackets.rfind(held[0])], held[1:]
+        elif close and held.startswith(close):
+            self._held = held[len(self._closing.pop()) :]
+        elif match := _NEXT_OBJECT.match(held):
+            self._before, self._held, self._step = match[0], held[match.end() :], self._in_marks
         else:
-            closed = self._close in self._held or OPEN in self._held
-            junk, _, behind = self._held.partition(self._close)
-            if closed and OPEN in junk:
-                self._held = self._held.lstrip(_SPACE)
-            elif closed:
-                self._say(junk.strip(_SPACE))
-                self._held = behind
+            self._fresh, self._step = True, self._content
+        return True
+
+    def _rest_of_arguments(self, close: str) -> bool:
+        more, closed, behind = self._held.partition(close)
+        if not closed:
+            more = more[: len(more) - held_back(more, close)]
+        self._report(None, more)
+        self._held, self._cut = behind if closed else self._held[len(more) :], not closed
         if closed:
-            self._step = self._content
+            self._closing.pop()
         return bool(closed)
 
     def flush(self) -> Parsed:
-        if self._cut and self._step == self._behind_call:
+        if self._cut and self._closing and self._step == self._behind_call:
             self._report(None, self._held)  # what might have been the mark
             self._held = ""
-        elif self._step == self._behind_fence:
+        elif self._step == self._in_marks:
             self._held = self._before + self._held
         return super().flush()
 
@@ -256,12 +352,8 @@ class Llama3Parser(ToolParser):
 
 
 class MistralParser(ToolParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self._end, self._sent = ValueEnd(0, "{"), 0  # of arguments that follow a bare name
-
     def _content(self) -> bool:
-        mark = self._seek(TOOL_CALLS)
+        mark = self._seek(_TOOL_CALLS, _TOOL_CALLS_BEGUN)
         if mark is None:
             return False
         self._before = mark
@@ -273,26 +365,14 @@ class MistralParser(ToolParser):
             self._held = self._held[match.end() :]
             self._begin_call(self._before + match[0])
         elif match := _NAMED_CALL.match(self._held):
-            self._held, self._sent = self._held[match.end() :], 0
-            self._end, self._started = ValueEnd(0, "{"), False
+            self._held = self._held[match.end() :]
             self._before += match[0]
-            self._report(match[1], "")
-            self._step = self._in_arguments
+            self._begin_arguments(match[1], self._content)
         elif _LIST_BEGUN.fullmatch(self._held) or _NAMED_BEGUN.fullmatch(self._held):
             return False
         else:
             self._say(self._before)
             self._step = self._content
-        return True
-
-    def _in_arguments(self) -> bool:
-        """Of a call that is written as a name and an object."""
-        end = self._end.find(self._held)
-        self._report(None, self._held[self._sent : self._end.at])
-        self._sent = self._end.at
-        if end is None and not self._end.broken:
-            return False
-        self._held, self._trim, self._step = self._held[self._end.at :], True, self._content
         return True
 
     def _behind_call(self) -> bool:
@@ -308,10 +388,7 @@ class MistralParser(ToolParser):
         return True
 
     def flush(self) -> Parsed:
-        if self._step == self._in_arguments:
-            self.unfinished = Unfinished(self.calls - 1, self._before + self._held)
-            self._held = ""  # all of it was reported
-        elif self._step == self._behind_mark:
+        if self._step == self._behind_mark:
             self._held = self._before + self._held
         return super().flush()
 
@@ -319,8 +396,8 @@ class MistralParser(ToolParser):
 def tool_parser(format: ToolFormat, names: Container[str] | None = None) -> ToolParser:
     """For one answer."""
     match format:
-        case "hermes":
-            return HermesParser(names)
+        case "hermes" | "json":
+            return JsonParser(names, tagged=format == "hermes")
         case "llama3":
             return Llama3Parser(names)
         case "mistral":

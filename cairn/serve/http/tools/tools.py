@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from cairn.core.errors import RequestError, did_you_mean
+from cairn.models.chat_template import ChatTemplates
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.grammar import json_rule
 from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS, ToolFormat
@@ -24,9 +25,14 @@ from cairn.serve.structured_output import Guide, lark_guide, literal
 Choice = Literal["none", "auto", "required"]
 CHOICES = ("none", "auto", "required")
 MOST_TOOLS = 512
-# Calls in an answer that has to call: a model that is bad at stopping would go on to the end.
+# Calls in an answer that has to call, where the client asks for several: small models would make up more of them.
 MOST_DEMANDED = 4
-GENERIC: ToolFormat = "hermes"  # for templates that teach none
+GENERIC: ToolFormat = "hermes"  # for templates that show no tools
+NOT_JSON = (
+    "<function=",
+    "<arg_key>",
+    "<invoke name=",
+)  # marks of calls that are no JSON, in templates
 CHANNEL = "<|channel|>"  # of Harmony
 HARMONY_MARKS = ("channel", "constrain", "message")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
@@ -38,6 +44,7 @@ class ToolPlan(msgspec.Struct, frozen=True):
     choice: Choice
     only: str | None = None  # the one that has to be called
     parallel: bool = True  # more than one call in an answer
+    demanded: int = 1  # calls at most where one is demanded
 
     @property
     def shown(self) -> bool:
@@ -62,7 +69,8 @@ def read_tools(tools: object, tool_choice: object = None, parallel: bool | None 
             raise RequestError(f"tools[{at}].function.name is {name!r} again")
         parameters[name] = schema
     choice, only = _choice(tool_choice, parameters)
-    return ToolPlan(parameters, choice, only, parallel is not False)
+    demanded = MOST_DEMANDED if parallel else 1
+    return ToolPlan(parameters, choice, only, parallel is not False, demanded)
 
 
 def allowed_tools(tools: list[Any] | None, tool_choice: object) -> tuple[list[Any] | None, object]:
@@ -98,11 +106,10 @@ def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guid
         return _message_to_tool(plan, tokenizer)
     names = list(plan.allowed)
     key = "parameters" if format == "llama3" else "arguments"
-    begins = {"hermes": mark(OPEN, tokenizer) + r' "\n"', "mistral": "", "llama3": ""}[format]
-    ends = {"hermes": r'"\n" ' + mark(CLOSE, tokenizer), "mistral": "", "llama3": ""}[format]
-    between = {"hermes": r'"\n"', "mistral": '", "', "llama3": '"; "'}[format]
-    more_calls = min(len(names), MOST_DEMANDED) - 1 if plan.parallel else 0
-    more = f"({between} call){{0,{more_calls}}}" if more_calls > 0 else ""
+    begins = mark(OPEN, tokenizer) + r' "\n"' if format == "hermes" else ""
+    ends = r'"\n" ' + mark(CLOSE, tokenizer) if format == "hermes" else ""
+    between = {"mistral": '", "', "llama3": '"; "'}.get(format, r'"\n"')
+    more = f"({between} call){{0,{plan.demanded - 1}}}" if plan.demanded > 1 else ""
     calls = f"call {more}"
     if format == "mistral":
         calls = f'{mark(TOOL_CALLS, tokenizer)} "[" {calls} "]"'
@@ -134,6 +141,8 @@ def mark(text: str, tokenizer: Tokenizer) -> str:
 
 def hides_marks(format: ToolFormat, tokenizer: Tokenizer) -> bool:
     """Would text without special tokens lack the marks? Then a request has to be decoded with them."""
+    if format == "json":  # it needs none
+        return False
     marks = {"hermes": OPEN, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS, "harmony": CHANNEL}
     return tokenizer.backend.token_to_id(marks[format]) in tokenizer.special_ids
 
@@ -144,11 +153,31 @@ def format_of(template: str) -> ToolFormat | None:
         return "harmony"
     if TOOL_CALLS in template:
         return "mistral"
+    if any(mark in template for mark in NOT_JSON):  # also where they stand inside of <tool_call>
+        return None
     if OPEN in template:
         return "hermes"
     if PYTHON_TAG in template or ('"parameters"' in template and "<|start_header_id|>" in template):
         return "llama3"
     return None
+
+
+def format_for(templates: ChatTemplates) -> ToolFormat:
+    """The format in which calls are demanded of a model and found in its answers."""
+    taught = format_of(templates.sources[templates.choose(with_tools=True)])
+    return taught or ("json" if templates.tool_support.offered else GENERIC)
+
+
+def note_on_tools(templates: ChatTemplates) -> str:
+    """For whoever starts a server."""
+    format = format_for(templates)
+    if format == "json":
+        return (
+            "tool calls: the chat template shows tools in a form whose calls are not read yet; found are JSON calls of "
+            "offered tools, and a demanded call (tool_choice) is such JSON"
+        )
+    taught = format_of(templates.sources[templates.choose(with_tools=True)]) is not None
+    return f"tool calls: {format}{'' if taught else ', described in the system message'}"
 
 
 def new_call_id(format: ToolFormat) -> str:
