@@ -2,7 +2,7 @@
 
     faults = Faults(folder, "sampling", "error")
     faults.install()     in the process that computes: wraps one method of the engine
-    faults.arm()         from any process: the fault happens at the second pass from now on
+    faults.arm()         from any process: the fault happens at one of the next passes
 
 Which pass it is stands in files, so that workers which are started again know what has happened before.
 """
@@ -33,6 +33,7 @@ class Point(NamedTuple):
     # Of the device: the step fails, and the engine may go on. Elsewhere the engine has lost its books, and ends.
     on_device: bool = True
     asks: str | None = None  # the only request of a test that comes here; None: all do
+    at: int = 2  # the pass at which it fails, so that some requests have begun
 
 
 POINTS = {
@@ -56,7 +57,7 @@ POINTS = {
     "sampling with a grammar": Point(Sampler, "sample_special", asks="grammar"),
     "mask of a grammar": Point(GrammarConstraint, "mask", asks="grammar"),
     "log-probabilities": Point(Sampler, "logprobs", asks="stream"),
-    "log-probabilities of a prompt": Point(Runner, "_prompt_logprobs", asks="whole"),
+    "log-probabilities of a prompt": Point(Runner, "_prompt_logprobs", asks="whole", at=1),
     "copy to the host": Point(Runner, "_flight", "after"),
     "launched": Point(Runner, "launch", "after"),
     "landing": Point(Flight, "land"),
@@ -74,7 +75,6 @@ COLLECTIVES = {  # of several ranks
     "after the logits are gathered": Point(Ranks, "gather", "after"),
 }
 KINDS = ("error", "error for ever", "memory", "memory for ever", "hang")
-PASS = 2  # so that some requests have begun
 
 
 def sticky() -> Exception:
@@ -131,7 +131,7 @@ class Faults:
         if not self._armed.exists():
             return
         self._passes += 1
-        if self._passes < PASS and not self.fired:
+        if self._passes < self.point.at and not self.fired:
             return
         self._fired.touch()
         if not self.kind.endswith("for ever"):
