@@ -8,6 +8,7 @@ import msgspec
 
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.trace import make_place
 
 if TYPE_CHECKING:
     from cairn.cluster.reliability import Outlook, Scheme
@@ -58,6 +59,7 @@ def run(args: list[str]) -> int:
 
     rate, schemes = _rate(options.rate), _schemes(options)
     _check(options)
+    make_place(options.html, "--html")
 
     def of(gpus: int, scheme: "Scheme") -> "Outlook":
         return outlook(

@@ -94,6 +94,13 @@ def test_failures(capsys, tmp_path):
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.parametrize("place", ["", ".", "/dev/null/page.html"])
+def test_a_page_of_failures_that_cannot_be_written_is_refused_first(capsys, place):
+    status, out, err = run(capsys, "failures", f"--html={place}")
+    assert (status, out) == (2, "")
+    assert "error: cannot write" in err
+
+
 def test_failures_in_words(capsys):
     status, out, _ = run(
         capsys, "failures", "--gpus", "16384", "--detect", "600", "--scheme", "async"
