@@ -65,7 +65,7 @@ class TokenHead(Protocol):
 class Parallel(Protocol):
     data_rank: int  # which slice of a step's samples this process reads
     data_ranks: int
-    compute_time: "ComputeTime"  # of `forward_backward`
+    compute_time: "ComputeTime"  # of a step, from its first `sum_over_data`
 
     def forward_backward(
         self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor, scale: Tensor | float = 1.0

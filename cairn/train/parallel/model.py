@@ -79,7 +79,6 @@ class ParallelModel:
     def forward_backward(
         self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor, scale: Tensor | float = 1.0
     ) -> Tensor:
-        self.compute_time.begin()
         for sync in self.syncs:
             sync.begin(len(batches))
         for router in self.balanced:
@@ -185,7 +184,9 @@ class ParallelModel:
     # -- what the step and the checkpoint see ---------------------------------------------------
 
     def sum_over_data(self, value: Tensor) -> Tensor:
-        return all_reduce(value, self.mesh.group("data"))
+        total = all_reduce(value, self.mesh.group("data"))
+        self.compute_time.begin()  # the first one of a step: all ranks are together
+        return total
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for sync in self.syncs for name, p in sync.parameters().items()}
