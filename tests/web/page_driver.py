@@ -7,7 +7,7 @@ with paced(server) as steps: steps.release(3)
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,13 @@ class Tab:
     def say(self, text: str) -> None:
         self.find(".composer textarea").fill(text)
         self.press("Enter")
+
+    def sent_by(self, act: Callable[[], None]) -> dict[str, Any]:
+        """The request for an answer that `act` leads to. A page shows the question before it sends it."""
+        asks = lambda one: "/v1/" in one.url and bool(one.post_data)  # noqa: E731
+        with self.page.expect_request(asks) as request:
+            act()
+        return json.loads(request.value.post_data)
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)

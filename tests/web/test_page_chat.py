@@ -159,12 +159,12 @@ def test_parameters_are_sent(tab, server):
     tab.find("[data-does=parameters]").click()
     tab.button("Reset").click()
     tab.button("Done").click()
-    tab.say("again")
+    sent = tab.sent_by(lambda: tab.say("again"))
     expect(tab.answers).to_have_count(2)
     tab.press("Escape")
-    assert "seed" not in tab.bodies[-1]
-    assert tab.bodies[-1]["temperature"] == 0  # as it began
-    assert [message["role"] for message in tab.bodies[-1]["messages"]] == [
+    assert "seed" not in sent
+    assert sent["temperature"] == 0  # as it began
+    assert [message["role"] for message in sent["messages"]] == [
         "user",
         "assistant",
         "user",
