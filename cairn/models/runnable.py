@@ -32,6 +32,9 @@ from cairn.models.weights_fit import check_fits
 from cairn.report.progress import byte_progress
 
 RANDOM = "random:"
+# Weights of a feed-forward matrix. A call in bfloat16 costs more than smaller ones save: a product with one token takes
+# 1.9 to 3 times as long as in float32, with eight 0.9 to 2.2 times (benchmarks/cpu/dtypes_x86.json, and without AMX).
+SMALL_MATRIX = 1 << 19
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
 
 
@@ -109,7 +112,7 @@ class OpenModel:
         stored = self.checkpoint.stored_dtype() if self.checkpoint else torch.bfloat16
         quantised = self.checkpoint is not None and self.checkpoint.quantised()
         notes: list[str] | None = [] if packed and quantised else None
-        chosen, why = choose_dtype(stored, quantised, device, dtype)
+        chosen, why = choose_dtype(stored, quantised, device, dtype, self.spec)
         few_bits = quantised and self.checkpoint is not None and self.checkpoint.stored_bits() < 16
         if few_bits and device == "cpu" and dtype == "auto":
             chosen, why = torch.float32, "a CPU computes with quantised weights in float32"
@@ -159,9 +162,9 @@ def _headers(name: str, context: int | None) -> tuple[ModelSpec, Checkpoint | No
 
 
 def choose_dtype(
-    stored: torch.dtype, quantised: bool, device: str, option: str
+    stored: torch.dtype, quantised: bool, device: str, option: str, spec: ModelSpec | None = None
 ) -> tuple[torch.dtype, str]:
-    """The type to compute in, and why."""
+    """The type to compute in, and why. `spec`: of a model that generates, most of whose steps have few tokens."""
     if option != "auto":
         return DTYPES[option], "as asked"
     if device != "cpu":
@@ -170,6 +173,12 @@ def choose_dtype(
         return stored, "the weights have this type"
     if stored == torch.bfloat16 and not multiplies("bf16"):
         return torch.float32, "this CPU does not multiply in bfloat16"
+    if stored == torch.bfloat16 and spec is not None and has_small_matrices(spec):
+        return torch.float32, "a CPU multiplies tokens with small matrices faster in float32"
     if stored == torch.float16:
         return torch.float32, "CPUs multiply faster in float32 than in float16"
     return stored, "the weights have this type"
+
+
+def has_small_matrices(spec: ModelSpec) -> bool:
+    return spec.hidden * spec.intermediate < SMALL_MATRIX

@@ -36,6 +36,18 @@ def test_the_type_is_chosen_for_a_reason(
     assert choose_dtype(stored, quantised, device, asked) == (chosen, why)
 
 
+@pytest.mark.parametrize(
+    ("model", "chosen"), [("cairn-tiny", F32), ("random:qwen3-0.6b", BF16)], ids=["small", "large"]
+)
+def test_small_matrices_are_float32_on_a_cpu_with_amx(monkeypatch, model, chosen):
+    """So the model that ships computes the same on every CPU. Wide matrices are read in half the bytes."""
+    monkeypatch.setattr(cpu_types, "cpu_features", lambda: frozenset({"amx-bf16"}))
+    spec = open_model(model).spec
+    assert choose_dtype(BF16, False, "cpu", "auto", spec)[0] == chosen
+    assert choose_dtype(BF16, False, "cpu", "bfloat16", spec) == (BF16, "as asked")
+    assert choose_dtype(BF16, False, "cuda", "auto", spec)[0] == BF16
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A tiny checkpoint with a tokenizer: enough to open, not to talk sense."""
