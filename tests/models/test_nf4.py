@@ -15,7 +15,9 @@ def weights(shape, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_are_those_of_bitsandbytes(shape):
-    bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes, the oracle, is not installed")
+    bnb = pytest.importorskip(
+        "bitsandbytes", reason="needs the oracle: pip install --no-deps bitsandbytes"
+    )
     weight = weights(shape)
     packed, state = bnb.functional.quantize_4bit(
         weight, blocksize=64, compress_statistics=True, quant_type="nf4"

@@ -59,7 +59,9 @@ def test_litellm(agent):
     assert "temperature is 9" in found["wrong"]
 
 
-@pytest.mark.skipif(LOAD_TOOL is None, reason="needs vllm-rs of vLLM's wheel: set CAIRN_VLLM_BENCH")
+@pytest.mark.skipif(
+    LOAD_TOOL is None, reason="needs vllm-rs of vLLM's wheel: CAIRN_VLLM_BENCH=its path"
+)
 @pytest.mark.parametrize("backend", ["openai", "openai-chat", "vllm", "openai-embeddings"])
 def test_the_load_tool_of_vllm(server, tiny_folder, tmp_path, backend):
     prompts = tmp_path / "prompts.jsonl"
