@@ -8,9 +8,9 @@ function_call  function_call_arguments.delta ..., function_call_arguments.done
 """
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -53,20 +53,21 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     model = service.check_model(payload.model)
     most = most_of(payload, "max_output_tokens")
     before = _earlier(service, call, payload.previous_response_id)
-    chat = as_chat(payload, before, sees=service.serving.picture_input is not None)
+    earlier = before.items if before is not None else []
+    chat = as_chat(payload, earlier, sees=service.serving.picture_input is not None)
     if payload.truncation == "auto":
         chat = await without_oldest(service, chat, most)
     prepared = await prepare_chat(service, chat, guide_of(payload), most)
     call.cut_to = prepared.cut_to
     blocks = Blocks(prepared.readers[0])
-    reply = _begun(payload, model, prepared.request.params, call)
+    reply = _begun(payload, model, prepared.request.params, response_id(service, call))
     reply.store = service.responses.most > 0 and payload.store is not False
     exchange = Exchange(
         service, call, [prepared.request], model, stream=payload.stream, ledger=payload.ledger
     )
 
     def keep() -> None:
-        _keep(service, call, payload, reply, before)
+        _keep(service, call, payload, reply, before, len(body))
 
     async with exchange:
         if payload.stream:
@@ -122,24 +123,39 @@ def _stored(service: Service, call: Call, id: str, param: str) -> Stored:
     return stored
 
 
-def _earlier(service: Service, call: Call, id: str | None) -> list[dict[str, Any]]:
-    return [] if not id else _stored(service, call, id, "previous_response_id").items
+def response_id(service: Service, call: Call) -> str:
+    """Never the client's x-request-id, which may be known to others or come again. A server that continues an answer
+    finds the id of the one before it."""
+    id = f"resp_{secrets.token_hex(12)}"
+    if service.router_secret is not None and call.routed:
+        same = service.router_secret.proof(b"response", call.holder.encode(), call.id.encode())
+        id = f"resp_{same.hex()[:24]}"
+        if service.responses.get(call.holder, id) is not None:
+            return f"resp_{secrets.token_hex(12)}"
+    return id
+
+
+def _earlier(service: Service, call: Call, id: str | None) -> Stored | None:
+    return None if not id else _stored(service, call, id, "previous_response_id")
 
 
 def _keep(
-    service: Service, call: Call, payload: ResponsesRequest, reply: ModelResponse, before: list[Any]
+    service: Service,
+    call: Call,
+    payload: ResponsesRequest,
+    reply: ModelResponse,
+    before: Stored | None,
+    asked_bytes: int,
 ) -> None:
     if reply.store and reply.status != "in_progress":
         output = msgspec.to_builtins(reply.output)
-        inputs = [*before, *items_of(payload)]
-        service.responses.put(call.holder, Stored(reply, inputs, [*inputs, *output]))
+        size = asked_bytes + len(msgspec.json.encode(output))
+        service.responses.put(call.holder, Stored(reply, items_of(payload), output, before, size))
 
 
-def _begun(
-    payload: ResponsesRequest, model: str, params: SamplingParams, call: Call
-) -> ModelResponse:
+def _begun(payload: ResponsesRequest, model: str, params: SamplingParams, id: str) -> ModelResponse:
     reply = ModelResponse(
-        id=f"resp_{call.id}",
+        id=id,
         created_at=int(time.time()),
         model=model,
         instructions=payload.instructions,

@@ -22,6 +22,7 @@ from cairn.serve.http.endpoints.ollama_models import OllamaShow
 from cairn.serve.http.endpoints.rerank import (
     ClassificationList,
     ClassifyRequest,
+    RankedText,
     RerankList,
     RerankRequest,
     ScoreList,
@@ -67,13 +68,14 @@ from cairn.serve.http.protocol.requests import (
 from cairn.serve.http.protocol.responses import ItemList, ModelResponse, ResponsesRequest
 from cairn.serve.http.protocol.transcripts import FORMATS
 
-POSTS: dict[str, tuple[type, type, str]] = {
+RANKED = RerankList | list[RankedText]  # a list for `texts`, as Text Embeddings Inference has it
+POSTS: dict[str, tuple[type, Any, str]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),
     "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
-    "/v1/rerank": (RerankRequest, RerankList, "documents, the best answer to a query first"),
-    "/v2/rerank": (RerankRequest, RerankList, "as /v1/rerank, Cohere's way"),
-    "/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
+    "/v1/rerank": (RerankRequest, RANKED, "documents, the best answer to a query first"),
+    "/v2/rerank": (RerankRequest, RANKED, "as /v1/rerank, Cohere's way"),
+    "/rerank": (RerankRequest, RANKED, "as /v1/rerank"),
     "/score": (ScoreRequest, ScoreList, "how well texts of pairs belong together"),
     "/v1/score": (ScoreRequest, ScoreList, "as /score"),
     "/classify": (ClassifyRequest, ClassificationList, "labels of texts"),
@@ -197,12 +199,12 @@ MISTAKES = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    kinds: set[type] = {ErrorBody, *ERRORS.values()}
+    kinds: set[Any] = {ErrorBody, *ERRORS.values()}
     for body, answered, _ in POSTS.values():
         kinds |= {body, answered}
     kinds |= {answered for answered, _ in GETS.values()}
     kinds |= {body for body, _ in OTHER_POSTS.values() if body is not None}
-    order = sorted(kinds, key=lambda kind: kind.__name__)
+    order = sorted(kinds, key=lambda kind: getattr(kind, "__name__", str(kind)))
     references, components = msgspec.json.schema_components(
         order, ref_template="#/components/schemas/{name}"
     )
@@ -218,7 +220,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _paths(named: dict[type, Any]) -> dict[str, Any]:
+def _paths(named: dict[Any, Any]) -> dict[str, Any]:
     """Every path with its operations; `named`: a reference to the schema of each Struct."""
     paths: dict[str, Any] = {}
     for path, (body, answered, about) in POSTS.items():
