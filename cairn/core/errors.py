@@ -77,6 +77,9 @@ class HardwareError(CairnError):
     pass
 
 
+LONGEST_WORD = 200  # that is compared with names: a server is sent longer ones to keep it busy
+
+
 def closest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that `word` was most likely meant to be, or None when nothing is near.
 
@@ -84,6 +87,8 @@ def closest(word: str, choices: Iterable[str]) -> str | None:
     the table (`lr` for `optim.lr`). A guess is near if one letter is wrong, or a third of them behind
     the first: a worse one sends its reader somewhere else.
     """
+    if len(word) > LONGEST_WORD:
+        return None
     import difflib  # only a mistake pays for it
 
     choices = list(choices)

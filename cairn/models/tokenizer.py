@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 ToolSchema = Mapping[str, Any]
+# Characters or ids: more go through the library's batch calls, which release the interpreter lock while they work. A
+# server's event loop would otherwise stop for a second for 300 kB, in whichever thread they are tokenized.
+LONG_TEXT = 8192
 
 
 class SpecialTokens(msgspec.Struct, frozen=True):
@@ -116,6 +119,8 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`; with `special`, also the tokens that the model expects around it, such as BOS."""
+        if len(text) > LONG_TEXT:
+            return self.encode_batch([text], special)[0]
         try:
             return self.backend.encode(text, add_special_tokens=special).ids
         except TypeError as error:
@@ -133,6 +138,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`. Ids beyond the vocabulary, which a padded model can emit, have no text."""
         try:
+            if len(ids) > LONG_TEXT:
+                return self.backend.decode_batch([ids], skip_special_tokens=skip_special)[0]
             return self.backend.decode(ids, skip_special_tokens=skip_special)
         except (OverflowError, TypeError) as error:
             raise RequestError(

@@ -199,7 +199,7 @@ def test_a_line_without_room_is_tried_again_and_a_window_ends(tmp_path, monkeypa
         store = BatchStore(tmp_path, files, clock)
         runner = BatchRunner(store, perform, Room(), clock)
         lines = as_file(line("a", "first"), line("b", "late"), line("c", "never"))
-        id = files.put("me", "f", "batch", lines).id
+        id = (await files.put("me", "f", "batch", lines)).id
         batch = store.create("me", BatchRequest(input_file_id=id, endpoint=URL))
         runner.start()
         while not batch.is_over:
@@ -235,7 +235,7 @@ def test_a_batch_whose_results_cannot_be_read_fails_alone(tmp_path):
         files = FileStore(tmp_path, time.time)
         store = BatchStore(tmp_path, files, time.time)
         runner = BatchRunner(store, perform, Room(), time.time)
-        id = files.put("me", "f", "batch", as_file(line("a"))).id
+        id = (await files.put("me", "f", "batch", as_file(line("a")))).id
         asked = BatchRequest(input_file_id=id, endpoint=URL)
         batches = [store.create("me", asked) for _ in range(2)]
         broken = store.unfinished()[0].batch
@@ -292,7 +292,7 @@ def test_no_body_is_worse_than_a_400(body, end):
 def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path):
     files = FileStore(tmp_path, lambda: 0.0)
     store = BatchStore(tmp_path, files, lambda: 0.0)
-    held = files.put("me", "a.jsonl", "batch", as_file(line("a")))
+    held = asyncio.run(files.put("me", "a.jsonl", "batch", as_file(line("a"))))
     results = tmp_path / "results"
     results.write_bytes(b"x" * 10)
     before = sorted(tmp_path.rglob("*"))
@@ -300,7 +300,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
     try:
         with pytest.raises(Refusal, match="cannot keep this") as file_refused:
-            files.put("me", "b.jsonl", "batch", b"x" * 10)
+            asyncio.run(files.put("me", "b.jsonl", "batch", b"x" * 10))
         with pytest.raises(OSError, match="too large"):
             files.adopt("me", "results", results)
         with pytest.raises(Refusal, match="cannot keep this") as batch_refused:
@@ -315,3 +315,26 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path):
     batches = tmp_path / "batches"  # which may have an empty file of the batch
     kept = [path for path in sorted(tmp_path.rglob("*")) if path.parent != batches]
     assert kept == [path for path in before if path.parent != batches]
+
+
+def test_each_key_has_room_of_its_own_and_results_are_not_copied(tmp_path):
+    files = FileStore(tmp_path, lambda: 0.0, key_bytes=100)
+
+    async def put(holder, size):
+        return await files.put(holder, "a.jsonl", "batch", b"x" * size)
+
+    async def together():
+        return await asyncio.gather(*(put("ann", 40) for _ in range(4)), return_exceptions=True)
+
+    made = asyncio.run(together())  # also while the others are being written
+    assert [isinstance(one, Refusal) for one in made] == [False, False, True, True]
+    assert (made[2].status, made[2].code) == (413, "files_full")
+    assert asyncio.run(put("bob", 100)).bytes == 100
+    files.drop("ann", made[0].id)
+    asyncio.run(put("ann", 60))
+    results = tmp_path / "results"
+    results.write_bytes(b"y" * 1000)
+    adopted = files.adopt("ann", "results", results)
+    assert files.data_path(adopted.id).samefile(results)
+    results.unlink()
+    assert files.data_path(adopted.id).read_bytes() == b"y" * 1000

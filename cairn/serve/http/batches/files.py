@@ -7,6 +7,7 @@
 All records are read at the start; a file is looked up in that table, so that no request chooses a path.
 """
 
+import asyncio
 import fcntl
 import os
 import secrets
@@ -25,6 +26,7 @@ from cairn.serve.http.protocol.refusal import Refusal
 
 R = TypeVar("R", bound=msgspec.Struct)
 MOST_BYTES = 16 * 2**30  # of all files together
+MOST_FILES = 10_000  # of one key
 
 
 class FileRecord(msgspec.Struct, kw_only=True):
@@ -35,19 +37,20 @@ class FileRecord(msgspec.Struct, kw_only=True):
 class FileStore:
     """Belongs to the thread of the event loop."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self._folder, self._clock = folder / "files", clock
+    def __init__(
+        self, folder: Path, clock: Callable[[], float], key_bytes: int = MOST_BYTES
+    ) -> None:
+        """`key_bytes`: of the files of one key."""
+        self._folder, self._clock, self._key_bytes = folder / "files", clock, key_bytes
+        self._arriving: dict[str, FileRecord] = {}  # they are being written
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make {self._folder}: {error.strerror}") from None
         self._records = read_records(self._folder, FileRecord, lambda record: record.file.id)
 
-    def put(self, holder: str, filename: str, purpose: str, content: bytes) -> FileObject:
-        stored = sum(record.file.bytes for record in self._records.values())
-        if stored + len(content) > MOST_BYTES:
-            message = f"the files have {stored} bytes already; {MOST_BYTES} is the most"
-            raise Refusal(413, f"{message}: delete some", code="files_full")
+    async def put(self, holder: str, filename: str, purpose: str, content: bytes) -> FileObject:
+        self._check_room(holder, len(content))
         file = FileObject(
             id=f"file-{secrets.token_hex(12)}",
             bytes=len(content),
@@ -55,13 +58,33 @@ class FileStore:
             filename=filename,
             purpose=purpose,
         )
-        with kept_on_disk(self.data_path(file.id), self._folder / f"{file.id}.tmp"):
-            self.data_path(file.id).write_bytes(content)
-            self._keep(FileRecord(holder=holder, file=file))
+        record = self._arriving[file.id] = FileRecord(holder=holder, file=file)
+        data = self.data_path(file.id)
+        try:
+            with kept_on_disk(data, self._folder / f"{file.id}.tmp"):
+                await asyncio.to_thread(data.write_bytes, content)
+                self._keep(record)
+        finally:
+            del self._arriving[file.id]
         return file
 
+    def _check_room(self, holder: str, more: int) -> None:
+        records = [*self._records.values(), *self._arriving.values()]
+        own = [record.file.bytes for record in records if record.holder == holder]
+        every = sum(record.file.bytes for record in records)
+        for what, stored, most in (
+            ("the files of this key have", sum(own) + more, self._key_bytes),
+            ("all files have", every + more, MOST_BYTES),
+            ("the files of this key are", len(own) + 1, MOST_FILES),
+        ):
+            if stored > most:
+                unit = "" if most == MOST_FILES else " bytes"
+                message = f"{what} {stored}{unit} with this one; {most} is the most: delete some"
+                raise Refusal(413, message, code="files_full")
+
     def adopt(self, holder: str, filename: str, path: Path) -> FileObject:
-        """A copy of a file that was written here becomes one of the holder's."""
+        """A file that was written here becomes one of the holder's, too: a second name for the same bytes, because a
+        copy of gigabytes would stop the event loop."""
         file = FileObject(
             id=f"file-{secrets.token_hex(12)}",
             bytes=path.stat().st_size,
@@ -70,7 +93,10 @@ class FileStore:
             purpose="batch_output",
         )
         try:
-            shutil.copyfile(path, self.data_path(file.id))
+            try:
+                os.link(path, self.data_path(file.id))
+            except OSError:  # a file system without hard links
+                shutil.copyfile(path, self.data_path(file.id))
             self._keep(FileRecord(holder=holder, file=file))
         except OSError:  # a full disk: half of a copy would only make it fuller
             for suffix in ("data", "tmp"):

@@ -40,7 +40,7 @@ async def create_file(service: Service, call: Call, body: bytes) -> JSON:
         message = "the file is empty; send one line of JSON for each request"
         raise Refusal(400, message, param="file", code="empty_file")
     filename = (parts["file"].filename or "upload")[:LONGEST_NAME]
-    return JSON(files.put(call.holder, filename, purpose, parts["file"].content))
+    return JSON(await files.put(call.holder, filename, purpose, parts["file"].content))
 
 
 async def list_files(service: Service, call: Call, body: bytes) -> JSON:

@@ -128,6 +128,7 @@ async def reranked(service: Service, call: Call, payload: RerankRequest) -> JSON
     model = service.check_model(payload.model)
     field = "documents" if payload.texts is None else "texts"
     documents = _documents(payload)
+    _check_count(service, documents, field)
     pairs = [Pair(payload.query, document) for document in documents]
     scores, usage = await _scores(service, call, pairs, payload, field, model)
     order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: payload.top_n]
@@ -174,6 +175,7 @@ async def score(service: Service, call: Call, body: bytes) -> JSON:
     model = service.check_model(payload.model)
     first = [payload.text_1] if isinstance(payload.text_1, str) else payload.text_1
     second = [payload.text_2] if isinstance(payload.text_2, str) else payload.text_2
+    _check_count(service, second, "text_2")
     if len(first) == 1:
         first = first * len(second)
     if not second or len(first) != len(second):
@@ -216,6 +218,14 @@ async def classify(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(ClassificationList(model=model, data=data, usage=usage))
 
 
+def _check_count(service: Service, texts: list[str], field: str) -> None:
+    """Before they are paired."""
+    limit = most_inputs(service)
+    if len(texts) >= limit:  # cosines need the query beside the documents
+        message = f"{field} holds {len(texts)} entries; at most {limit - 1} fit into one request"
+        raise Refusal(400, message, param=field)
+
+
 async def _scores(
     service: Service,
     call: Call,
@@ -224,10 +234,7 @@ async def _scores(
     field: str,
     model: str,
 ) -> tuple[list[float], EmbeddingUsage]:
-    most, limit = longest_text(service, payload.truncate_prompt_tokens), most_inputs(service)
-    if len(pairs) >= limit:  # cosines need the query beside the documents
-        message = f"{field} holds {len(pairs)} entries; at most {limit - 1} fit into one request"
-        raise Refusal(400, message, param=field)
+    most = longest_text(service, payload.truncate_prompt_tokens)
     if most is None:
         for pair in pairs:
             service.check_length(pair.query, "query")

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cairn.core.errors import CairnError
 from cairn.core.shared_secret import is_loopback
-from cairn.serve.http.batches.files import FileStore, hold_folder
+from cairn.serve.http.batches.files import MOST_BYTES, FileStore, hold_folder
 from cairn.serve.http.batches.perform import HOLDER, performer
 from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.batches.store import BatchStore
@@ -273,7 +273,8 @@ def batch_runner(service: Service, folder: Path) -> BatchRunner:
         "/v1/responses": responses,
     }
     applications = {url: Endpoint(service, handle, body=True) for url, handle in handles.items()}
-    files = FileStore(folder, time.time)
+    config, keys = service.config, service.keys
+    files = FileStore(folder, time.time, config.key_file_bytes if keys else MOST_BYTES)
     service.at_end(hold_folder(folder))
     return BatchRunner(
         BatchStore(folder, files, time.time), performer(applications), service, time.time

@@ -86,6 +86,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """a file with the key of admin endpoints, which is no API key; CAIRN_ADMIN_KEY has it, too"""
     key_requests_per_minute: int | None = None
     """most requests that one API key may make in a minute"""
+    key_file_bytes: int = 4 * 2**30
+    """most bytes of files that one API key may keep in the batch folder; all keys together may keep 16 GiB"""
     key_tokens_per_day: int | None = None
     """most tokens, of prompts and answers, that one API key may use in a day (UTC); more requests get 429"""
     ledger_text: bool = False
@@ -147,6 +149,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             self.prefill_min_tokens >= 1,
             "at least 1",
         )
+        _check("key_file_bytes", self.key_file_bytes, self.key_file_bytes >= 1, "at least 1")
         _check("store_responses", self.store_responses, self.store_responses >= 0, "at least 0")
         self._check_role()
         for module in self.lora_modules:
