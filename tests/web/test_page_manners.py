@@ -89,9 +89,9 @@ def test_by_keyboard_alone(tab, server):
         tab.page.keyboard.type("first")
         tab.press("Shift+Enter")
         tab.page.keyboard.type("second")
-        tab.press("Enter")
+        sent = tab.sent_by(lambda: tab.press("Enter"))
         expect(tab.find(".bubble")).to_have_text("first\nsecond")
-        assert tab.bodies[-1]["messages"][0]["content"] == "first\nsecond"
+        assert sent["messages"][0]["content"] == "first\nsecond"
         steps.release(6)
         expect(tab.answers.last).to_contain_text("one")
         tab.press("Escape")
