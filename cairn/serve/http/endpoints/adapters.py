@@ -27,7 +27,9 @@ class LoadAdapterRequest(msgspec.Struct, kw_only=True):
     """POST /v1/load_lora_adapter"""
 
     lora_name: Name
-    lora_path: Annotated[str, Meta(min_length=1)]  # a folder that the server can read
+    lora_path: Annotated[
+        str, Meta(min_length=1, max_length=4096)
+    ]  # a folder that the server can read
     load_inplace: bool = False  # replace an adapter of this name
 
 

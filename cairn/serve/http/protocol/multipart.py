@@ -16,6 +16,7 @@ import msgspec
 from cairn.serve.http.protocol.refusal import Refusal
 
 MOST_PARTS = 64
+MOST_HEAD_BYTES = 16 * 1024  # of a part
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,6 +51,9 @@ def _part(section: bytes) -> Part:
     head, gap, content = section.removeprefix(b"\r\n").partition(b"\r\n\r\n")
     if not gap:
         raise Refusal(400, "a part of the body has no headers", code="invalid_multipart")
+    if len(head) > MOST_HEAD_BYTES:
+        message = f"the headers of a part have {len(head)} bytes; {MOST_HEAD_BYTES} is the most"
+        raise Refusal(400, message, code="invalid_multipart")
     for line in head.split(b"\r\n"):
         name, _, value = line.decode("utf-8", "replace").partition(":")
         if name.strip().lower() == "content-disposition":
