@@ -33,7 +33,7 @@ MOST_TOKENS = 64  # of an answer, where a request does not say
 
 
 class Body(msgspec.Struct, frozen=True):
-    """What is read of a request; other fields are left alone."""
+    """Fields of a request that are read; others are ignored."""
 
     messages: list[dict[str, str]] | None = None
     prompt: str | None = None
@@ -51,7 +51,7 @@ class PendingRequest(NamedTuple):
 
 
 class ChatServer:
-    """Who may talk to a policy, and when."""
+    """Chat access to a policy during training."""
 
     def __init__(
         self, policy: Policy, name: str, longest: int, page: Callable[[], str], port: int = 0
@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(200, self._completion(sampled, chat=self.path.endswith("chat/completions")))
 
     def _is_near(self) -> bool:
-        """Whether this machine was asked by its own name: another site's may be bound to its address."""
+        """Return whether this machine was asked by its own name: another site's may be bound to its address."""
         try:
             return is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or "")
         except ValueError:

@@ -45,7 +45,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How answers are sampled: at temperature 1, because that is the policy that learns."""
+    """Sampling of answers, at temperature 1, because that is the policy being trained."""
 
     group: Annotated[int, msgspec.Meta(ge=2)] = 8
     """answers to each prompt, which are compared with each other"""
@@ -99,7 +99,7 @@ def _host_of(url: str) -> str:
 
 
 class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How rewards become gradients."""
+    """Policy-gradient algorithm."""
 
     kind: Kind = "dr_grpo"
     """grpo: rewards less the mean over the standard deviation of the group; dr_grpo: less the mean, over a constant

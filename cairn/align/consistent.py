@@ -41,7 +41,7 @@ def check_covered(spec: ModelSpec, device: str, rank: int) -> None:
 
 
 def scored(policy: Policy, documents: Sequence[Document], fresh: bool = False) -> list[Document]:
-    """With what the engine says about each target, under the weights of `Policy.updated`.
+    """Add the engine's log probability of each target under the weights of `Policy.updated`.
 
     `fresh`: these weights sampled the documents. A few are scored all the same; should one differ, all are scored, and
     the mismatch that is measured says so.

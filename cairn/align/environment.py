@@ -34,11 +34,11 @@ class Environment(Protocol):
         ...
 
     def reset(self, problem: Problem) -> str:
-        """What the model is asked."""
+        """Start an episode and return the prompt."""
         ...
 
     def step(self, answer: str) -> str | None:
-        """What it reads next, after all that it has written and read so far; None: the answer is over."""
+        """Return the next input of the model, or None at the end of the episode."""
         ...
 
 
@@ -93,7 +93,7 @@ class _Episode:
         self.sampled = self.sampled._replace(version=one.version, stopped=one.stopped)
 
     def reads(self, tokens: list[int], most: int) -> None:
-        """What a tool said; an answer without room behind it is cut."""
+        """Append the output of a tool, truncated if no room for an answer remains."""
         self.sampled.tokens.extend(tokens)
         self.sampled.logp.extend([0.0] * len(tokens))
         self.sampled.own.extend([False] * len(tokens))

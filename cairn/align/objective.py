@@ -71,7 +71,7 @@ class PolicyObjective:
     def _of_answers(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor
     ) -> Tensor:
-        """Of GSPO, whose ratio is known when all tokens of an answer are."""
+        """GSPO loss, whose ratio needs all tokens of an answer."""
         logp_T = batch.extra.get(NOW)
         if logp_T is None:
             with torch.no_grad():

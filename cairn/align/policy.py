@@ -1,4 +1,4 @@
-"""One copy of the weights, seen twice: by the trainer, which changes them, and by an engine, which samples from them.
+"""Policy weights shared by the trainer, which updates them, and an engine, which samples from them.
 
     Stage (trainer)  --the same modules-->  Transformer (engine)         no second copy, nothing is sent
 
@@ -45,7 +45,7 @@ class Sampled(NamedTuple):
 
     @property
     def written(self) -> int:
-        """How many tokens the model wrote."""
+        """Number of tokens that the model generated."""
         return sum(self.own) if self.own else len(self.tokens)
 
 

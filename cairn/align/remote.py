@@ -61,14 +61,14 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """What is read of an answer to /v1/completions."""
+    """Fields of a /v1/completions response that are read."""
 
     choices: Annotated[list[Choice], msgspec.Meta(min_length=1)]
     weights_version: int
 
 
 class Updated(msgspec.Struct):
-    """What is read of an answer to /update_weights."""
+    """Fields of an /update_weights response that are read."""
 
     version: int
 

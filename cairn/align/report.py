@@ -69,7 +69,7 @@ def _charts(rounds: list[Round]) -> list[Markup]:
 
 
 def _answers(rounds: list[Round]) -> list[list[str]]:
-    """Of rounds from the first to the last."""
+    """Sample answers of rounds from the first to the last."""
     every = max(1, len(rounds) // ROUNDS_SHOWN)
     chosen = rounds[::every]
     return [

@@ -54,7 +54,7 @@ class Trajectory(NamedTuple):
 
 
 def prompt_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
-    """As a chat where the model knows chats, else as text."""
+    """Encode the prompt as a chat if the model has a template, else as text."""
     if tokenizer.templates:
         return tokenizer.encode_chat([{"role": "user", "content": problem.prompt}])
     return tokenizer.encode(problem.prompt)
@@ -102,7 +102,7 @@ def answers_to(
 def judged(
     tokenizer: Tokenizer, config: Align, problem: Problem, prompt: list[int], sampled: Sampled
 ) -> Trajectory:
-    """With its reward; an answer that was cut has none."""
+    """Add the reward to an answer; a truncated answer has none."""
     text = tokenizer.decode(sampled.tokens)
     reward = reward_of(config.task, problem, text) if sampled.stopped else 0.0
     if not math.isfinite(reward):
@@ -199,7 +199,7 @@ def batches_of(
 
 
 def shares_prompts(config: Align, spec: ModelSpec) -> bool:
-    """Whether answers are computed behind one copy of their prompt.
+    """Return whether answers are computed behind one copy of their prompt.
 
     A state of a recurrent layer is not handed on to several documents, dynamic rotations of a prompt depend on how long
     its answer is, and values of PPO are read document by document.

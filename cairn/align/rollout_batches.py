@@ -1,4 +1,4 @@
-"""Where an aligning run gets its batches: from answers that its own engine has just sampled.
+"""Training batches from rollouts that the run's engine has just sampled.
 
     warm-up      written answers of the task, to imitate
     then         roll out -> rewards -> `updates` steps learn from it -> the engine goes on with the new weights
@@ -51,7 +51,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One round of rollouts."""
+    """A round of rollouts."""
 
     step: int
     reward: float  # mean over all answers
@@ -151,7 +151,7 @@ class RolloutBatches:
             self.objective.value.load_state_dict(states[0]["value"])
 
     def _is_warm(self, state: TrainState) -> bool:
-        """Whether sampled answers are good enough to learn from, or the warm-up has had its steps."""
+        """Return whether sampled answers are good enough to learn from, or the warm-up has had its steps."""
         config, step = self.config, state.step
         if self._warm_at is None and (step % LOOK_EVERY == 0 or step >= config.warm_up):
             self.policy.updated(step)
@@ -205,7 +205,7 @@ class RolloutBatches:
         groups: list[list[Trajectory]],
         head: ValueHead,
     ) -> list[Document]:
-        """With what PPO's value head says about each token."""
+        """Add the values of PPO's value head to each token."""
         batches = batches_of(documents, self.config.data.microbatch, self.pad_id, 0)
         values_B = state.parallel.forward([batch.to(state.device) for batch in batches], head)
         values = [
@@ -242,7 +242,7 @@ class RolloutBatches:
         self.log_line(in_words(summary))
 
     def _is_due(self, step: int) -> bool:
-        """Whether a multiple of `task.every` lies behind the round before: a round may have several steps."""
+        """Return whether a multiple of `task.every` lies behind the round before: a round may have several steps."""
         every, began = self.config.task.every, self._warm_at or 0
         if step == began or not every:
             return step == began
@@ -278,7 +278,7 @@ def in_words(summary: Round) -> str:
 
 
 def read_rounds(folder: Path) -> list[Round]:
-    """Of a run; a run that went on after an interruption may have steps twice, of which the last counts."""
+    """Read the rounds of a run; a resumed run may contain steps twice, of which the last counts."""
     file = folder / FILE
     if not file.is_file():
         return []

@@ -52,7 +52,7 @@ SMALL = 2_000_000  # parameters, up to which several threads wait longer than th
 
 
 class Aligned(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run leaves behind."""
+    """Result of a run."""
 
     finished: Finished
     first: float | None  # held-out reward before and after
@@ -156,7 +156,7 @@ def prepare(config: Align) -> Prepared:
 
 
 def _tokenizer(config: Align, start: Checkpoint | None) -> Tokenizer:
-    """Of the weights, or a small one that is trained on the task."""
+    """Tokenizer of the weights, or a small one that is trained on the task."""
     if start is not None:
         return start.tokenizer()
     kept = config.folder / TOKENIZER
@@ -176,7 +176,7 @@ def _spec(config: Align, start: Checkpoint | None, tokenizer: Tokenizer) -> Mode
 
 
 def _reference(config: Align, device: str) -> Transformer | None:
-    """What the policy is held close to; None: the base of its adapter."""
+    """Reference model of the policy; None if it is the base of its adapter."""
     if config.adapter.rank:
         return None
     opened = open_checkpoint(resolve(str(config.model.checkpoint)))

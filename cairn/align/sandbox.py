@@ -33,7 +33,7 @@ class SandboxLimits(NamedTuple):
 
 
 def run_python(source: str, limits: SandboxLimits = SandboxLimits()) -> str:  # noqa: B008 (immutable)
-    """What the program printed; the last line of its traceback if it failed."""
+    """Run a program and return its output, or the last line of its traceback."""
     check_supported()
     text, code = _run(source, limits)
     if code in (-signal.SIGKILL, -signal.SIGXCPU) and not text:
@@ -43,7 +43,7 @@ def run_python(source: str, limits: SandboxLimits = SandboxLimits()) -> str:  # 
 
 @functools.cache
 def check_supported() -> None:
-    """Before the first program: what one of them leaves with says nothing."""
+    """Check sandbox support before the first program, whose own exit status would be ambiguous."""
     if _run("", SandboxLimits())[1] == UNSUPPORTED:
         raise HardwareError(
             "Python programs of a model are run on Linux only, where system calls can be filtered",

@@ -61,7 +61,7 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def allow_only(architecture: int, calls: tuple[int, ...]) -> bool:
-    """Whether the filter is in place; every other call fails from now on."""
+    """Return whether the filter is in place; every other call fails from now on."""
     wanted = [(LOAD, 0, 0, 4), (JUMP_IF_EQUAL, 0, len(calls) + 1, architecture), (LOAD, 0, 0, 0)]
     wanted += [(JUMP_IF_EQUAL, len(calls) - at, 0, call) for at, call in enumerate(calls)]
     wanted += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]

@@ -1,4 +1,4 @@
-"""What PPO expects an answer to earn, token by token, and the credit that follows from it.
+"""Value head of PPO: expected returns per token, and the resulting advantages.
 
     value     V(t) = w h(t) + b of the hidden state that predicts token t          trained beside the policy
     credit    rewards come at the end; GAE spreads them over the tokens (arXiv:1506.02438), whitened over a round
@@ -29,7 +29,7 @@ VALUE, RETURN = (
 
 
 class ValueHead:
-    """One number for each hidden state."""
+    """Linear value head: one number for each hidden state."""
 
     def __init__(self, width: int, algorithm: "Algorithm", device: torch.device | str) -> None:
         self.algorithm = algorithm
@@ -69,7 +69,7 @@ class ValueHead:
         self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """With the optimizer's averages, and the gradient that the next step learns from, if it is finite."""
+        """State including the optimizer's averages, and the pending gradient if it is finite."""
         gradients = self._gradients()
         finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
         averages = self.optimizer.state_dict()["state"]

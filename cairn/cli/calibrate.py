@@ -158,7 +158,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _reasons(ceilings: "Ceilings") -> dict[str, list[str]]:
-    """One line for each reason, however many ceilings share it."""
+    """Group missing ceilings by reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in ceilings.absent.items():
         reasons[reason].append(LABELS.get(name, f"{name.removeprefix('matmul.')} matmul"))

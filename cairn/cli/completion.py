@@ -129,7 +129,7 @@ complete -o default -F _cairn cairn
 
 
 def _nested(commands: list[Command]) -> str:
-    """What a verb without subverbs offers behind its second word."""
+    """Completions after the second word of verbs without subverbs."""
     return "\n".join(
         f'      "{command.words[0]}") words="{" ".join(command.flags)}" ;;'
         for command in commands

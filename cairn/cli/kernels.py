@@ -206,7 +206,7 @@ def run_explain(args: list[str]) -> int:
 
 
 def choose_variant(jobs: list["Job"], wanted: str | None) -> "Job":
-    """By name, by number from 1, or by a part of the name that only one has."""
+    """Select a variant by name, by number from 1, or by a unique part of the name."""
     if wanted is None:
         return jobs[0]
     if wanted.isdecimal() and 1 <= int(wanted) <= len(jobs):

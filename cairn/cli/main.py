@@ -270,7 +270,7 @@ def _memory_ran_out(error: Exception) -> CairnError | None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> CairnError | None:
-    """What to install; None when the missing module is our own or Python's, which is a bug."""
+    """Error with an install hint; None for missing modules of Cairn or Python, which are bugs."""
     package = (error.name or "").partition(".")[0]
     if not package or package == "cairn" or package in sys.stdlib_module_names:
         return None
@@ -282,7 +282,7 @@ def _missing_package(error: ModuleNotFoundError) -> CairnError | None:
 
 
 def _reader_has_gone() -> bool:
-    """Whether our own output is the broken pipe, and not one that a verb has opened."""
+    """Return whether our own output is the broken pipe, and not one that a verb has opened."""
     import select
 
     poll = select.poll()

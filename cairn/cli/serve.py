@@ -81,7 +81,7 @@ def with_slo(options: Serve, slo: str) -> Serve:
 
 
 def gpu_name(device: str) -> str:
-    """As the driver calls it; empty: there is none, or the CPU is asked for."""
+    """GPU name of the driver; empty without a GPU or for the CPU."""
     from cairn.hw.gpus import read_gpus
 
     if device == "cpu":

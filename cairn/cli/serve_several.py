@@ -58,7 +58,7 @@ def run_several(options: "Serve") -> int:
 
 
 def _memory(options: "Serve") -> tuple[int, bool]:
-    """What the models may have together, and whether it is a GPU's."""
+    """Total memory for the models, and whether it is GPU memory."""
     from cairn.hw.gpus import read_gpus
     from cairn.hw.host import read_memory
 

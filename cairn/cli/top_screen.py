@@ -1,4 +1,4 @@
-"""What `cairn top` draws: one screen of text from the documents of a server. Pure, so that a test can read it.
+"""Screen of `cairn top`: text from the documents of a server. Pure.
 
 model, status, rates      batch and pages as bars       latency      keys      the newest requests
 """
@@ -17,7 +17,7 @@ WIDEST_ID = 24  # as the server makes them
 def screen(
     engine: Document, usage: Document, requests: list[Document], width: int = 80, height: int = 24
 ) -> list[str]:
-    """At most `height` lines of at most `width` characters."""
+    """Render at most `height` lines of at most `width` characters."""
     head = [*_head(engine, usage, width), *_bars(engine), *_latency(engine), _floor(engine), ""]
     keys = _keys(usage["keys"])
     rest = max(height - len(head), 4)
@@ -122,7 +122,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _short(seconds: float | None) -> str:
-    """In at most six characters."""
+    """Format a duration in at most six characters."""
     if seconds is None:
         return "-"
     if seconds < 1:

@@ -128,7 +128,7 @@ def listen_if_asked(command: str, env: Mapping[str, str] = os.environ) -> Path |
 
 
 def listening() -> bool:
-    """Whether events are recorded, for callers whose events are expensive to compute."""
+    """Return whether events are recorded, for callers whose events are expensive to compute."""
     return _sink is not None and _sink.is_open
 
 

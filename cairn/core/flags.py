@@ -39,7 +39,7 @@ class Flag(msgspec.Struct, frozen=True):
 
 
 def asks_for(args: Sequence[str], *names: str) -> bool:
-    """Whether one of the names appears before `--`. --help is answered before any error is reported."""
+    """Return whether one of the names appears before `--`. --help is answered before any error is reported."""
     before = args[: args.index("--")] if "--" in args else args
     return any(name in before for name in names)
 

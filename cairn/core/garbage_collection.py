@@ -33,7 +33,7 @@ def quiet_collector() -> Iterator[None]:
 
 @contextmanager
 def held_collector() -> Iterator[None]:
-    """What a collection ends may do something that is forbidden just now.
+    """Disable garbage collection in a block, because destructors may do something that is forbidden there.
 
     Imports are such a moment, too: torch's make 250,000 objects that stay, and to look through them again and
     again is a tenth of the time that they take.

@@ -216,7 +216,7 @@ def _is_scalar(type_: Any) -> bool:
 
 
 def _none_is_no_text(type_: Any) -> bool:
-    """Whether the text `none` means None; for a type that accepts any text it is text."""
+    """Return whether the text `none` means None; for a type that accepts any text it is text."""
     parts = [_without_notes(part) for part in get_args(_without_notes(type_))]
     return NoneType in parts and str not in parts
 

@@ -1,4 +1,4 @@
-"""One fleet file on four engines: what each of them is asked for. Pure.
+"""Rendering of a fleet file for four engines. Pure.
 
     local, ray, slurm    a job of one node that runs `cairn fleet serve`: the router and its servers, each with its GPUs
     kubernetes           servers as a Deployment behind a headless Service, the router as another in front of them
@@ -35,7 +35,7 @@ LOADING_S = 1800  # a large model may take that long before it answers
 
 
 def check_for(config: FleetConfig, engine: str) -> None:
-    """What cannot be placed is said before anything is made."""
+    """Reject what an engine cannot place before anything is created."""
     if not any(group.model for group in config.servers):
         raise ConfigError(
             f"the fleet '{config.name}' starts no servers, so there is nothing to place on {engine}",
@@ -50,7 +50,7 @@ def check_for(config: FleetConfig, engine: str) -> None:
 
 
 def notes_on(config: FleetConfig, engine: str) -> list[str]:
-    """What an engine makes of the file that its reader may not expect."""
+    """Notes about effects of an engine that the author of the file may not expect."""
     notes: list[str] = []
     scaled = [group for group in config.servers if group.scaled]
     if scaled and engine == "kubernetes":
@@ -90,7 +90,7 @@ def job_of(config: FleetConfig, file: str) -> Job:
 
 
 def objects_of(config: FleetConfig, namespace: str = "default") -> list[Object]:
-    """For Kubernetes, in the order in which they are servers. `namespace`: where they will be, for KEDA to find."""
+    """Kubernetes objects in the order of the servers. `namespace` is their namespace, which KEDA needs."""
     servers: list[Object] = []
     groups: list[ServerGroup] = []
     for at, group in enumerate(config.servers):
@@ -143,7 +143,7 @@ def _config_map(config: FleetConfig, groups: list[ServerGroup]) -> Object:
 
 
 def changed_fields(part: msgspec.Struct) -> dict[str, Any]:
-    """What differs from the defaults."""
+    """Fields that differ from the defaults."""
     changed: dict[str, Any] = {}
     for field in msgspec.structs.fields(type(part)):
         factory, value = field.default_factory, getattr(part, field.name)
@@ -238,7 +238,7 @@ def _container(config: FleetConfig, argv: list[str], resources: Object) -> Objec
 
 
 def _router_secret(config: FleetConfig) -> Object:
-    """With which the router proves to a server that it may continue an answer; there may be none."""
+    """Optional secret with which the router proves to servers that it may continue answers."""
     secret = {"name": f"{config.name}-router", "key": "secret", "optional": True}
     return {"name": ROUTER_SECRET, "valueFrom": {"secretKeyRef": secret}}
 
@@ -309,12 +309,12 @@ def _scaled_object(config: FleetConfig, group: ServerGroup, name: str, namespace
 
 
 def _picker_service(config: FleetConfig) -> Object:
-    """Where a gateway asks the router which server a request goes to."""
+    """Service through which a gateway queries the router for the server of a request."""
     return _grpc_service(config, "picker", PICKER_PORT)
 
 
 def _grpc_service(config: FleetConfig, part: str, number: int) -> Object:
-    """What the router answers beside its clients; gRPC without TLS."""
+    """Service for the router's gRPC interfaces, without TLS."""
     port = {"name": part, "port": number, "protocol": "TCP", "targetPort": number}
     return {
         "apiVersion": "v1",

@@ -79,7 +79,7 @@ def _fields(event: object) -> tuple[str, Mapping[str, object]]:
 
 
 class BatchFollower:
-    """What one server has told, as far as it is certain."""
+    """Block events of a server, applied in order."""
 
     def __init__(self) -> None:
         self.book = BlockKeys()
@@ -99,7 +99,7 @@ class BatchFollower:
         return None
 
     def catch_up(self, batches: Mapping[int, bytes]) -> None:
-        """Those that were missing, with the one that showed it, as far as the server remembers them."""
+        """Apply the missing batches that the server still has, and the one that revealed the gap."""
         for number in sorted(batches):
             if number > self.due:
                 self.book.clear()

@@ -63,7 +63,7 @@ class BlockClient:
                     await self._take(frames)
 
     async def _begin(self) -> None:
-        """With everything that the server remembers."""
+        """Start with all events that the server still has."""
         self.follower.start_over()
         self.follower.catch_up(await self._sent_again(0))
         self.index.forget(self.worker.number)

@@ -1,4 +1,4 @@
-"""Which keys of prompts does a server have that tells blocks of tokens, not keys?
+"""Prompt keys of a server that reports blocks of tokens instead of keys.
 
     BlockStored      root --[1 2]--> a --[3 4]--> b        a block is found if all before it are stored, too
     bind             key 7 ends in b: the prompt's tokens lead there
@@ -97,7 +97,7 @@ class BlockKeys:
         self.outbox.remove([], cleared=True)
 
     def _find(self, digest: bytes) -> None:
-        """It and all that follow it."""
+        """Mark a block and all reachable successors as found."""
         reached = [digest]
         while reached:
             digest = reached.pop()
@@ -149,7 +149,7 @@ class BlockKeys:
 
 
 def _digests(ids: Sequence[int], size: int, before: bytes) -> list[bytes]:
-    """Of each full block: of its tokens and all before them."""
+    """Chained digest of each full block: of its tokens and all tokens before them."""
     digests: list[bytes] = []
     tokens = array("q", ids)
     for end in range(size, len(ids) + 1, size):

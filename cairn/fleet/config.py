@@ -1,4 +1,4 @@
-"""What a fleet is made of, as its TOML file says: the router, and servers that are started or already run.
+"""Fleet configuration (TOML): the router, and servers that are started or already run.
 
     [router]                        [[servers]]
     port = 8000                     model = "cairn-tiny"        # started here, `count` times
@@ -53,7 +53,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def limits(self) -> Limits:
-        """Of each key."""
+        """Default limits of each key."""
         return Limits(
             self.key_requests_per_day, self.key_tokens_per_day, self.key_concurrent_requests
         )
@@ -65,7 +65,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BlockSource(msgspec.Struct, frozen=True):
-    """Where a server tells its blocks of the KV cache, as vLLM does."""
+    """Addresses of a server's KV-cache events in vLLM's format."""
 
     events: str
     replay: str  # where batches are asked for again; empty: nowhere
@@ -132,7 +132,7 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def block_sources(self) -> dict[str, BlockSource]:
-        """By url."""
+        """Block-event sources by server URL."""
         hosts = {url: urlsplit(url).hostname or "" for url in self.urls if self.kv_events}
         both = self.kv_events, self.kv_events_replay
         return {
@@ -146,12 +146,12 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def most_servers(self) -> int:
-        """As many may run at the same time."""
+        """Maximum number of servers at the same time."""
         return self.count if self.most is None else self.most
 
     @property
     def names(self) -> list[str]:
-        """What requests call the model of servers that the fleet starts: as `cairn serve` names it."""
+        """Model names of servers that the fleet starts, equal to those of `cairn serve`."""
         flag = "--served-model-name"
         if flag in self.args:
             after = self.args[self.args.index(flag) + 1 :]

@@ -1,4 +1,4 @@
-"""Which waiting prompts go first, where first tokens are due within `ttft_s`? An order that leaves few of them late.
+"""Order of waiting prompts that minimises the number of first tokens later than `ttft_s`.
 
     can still be in time, by latest start --fits behind those before it--> first
                                           '--else the longest so far is put off--.
@@ -34,7 +34,7 @@ class _InTime(NamedTuple):
 def by_deadline(
     waiting: Iterable[W], workers: Sequence[Worker], ttft_s: float, now_s: float
 ) -> list[W]:
-    """Those first that can be in time together; the others after them, longest waited for its length first."""
+    """Order requests: first a set that can all be in time, then the others by wait relative to length."""
     oldest = list(islice(waiting, OLDEST))
     if ttft_s == inf or not workers:
         return in_order(oldest, now_s)
@@ -64,5 +64,5 @@ def _together(prompts: Sequence[_InTime], queued_s: float, servers: int) -> set[
 
 
 def _token_s(one: Worker) -> float:
-    """Of a prompt beside answers: each of its steps also takes what a step of answers alone does."""
+    """Time per prompt token next to decoding requests, including the decode part of each step."""
     return one.token_s + (one.step_s / one.step_tokens if one.step_tokens else 0.0)

@@ -1,4 +1,4 @@
-"""What does a long prompt cost the answers beside it, and should it wait for the short ones? Numbers only, no clock.
+"""Cost of a long prompt for concurrent answers, and whether it should wait for short ones. Pure.
 
     step of answers alone    |.|.|.|.|.                        a token each, `step_s` apart
     with chunks of a prompt  |....|....|....|....|.|.|         as long as it is computed, a token for each chunk
@@ -25,7 +25,7 @@ class UnderWay(Protocol):
 
     @property
     def answer_tokens(self) -> int:
-        """Of its answer, as far as anybody knows."""
+        """Expected tokens of its answer."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class UnderWay(Protocol):
 
 
 class Answers:
-    """Of one server, at one moment: shortest rest first."""
+    """Remaining answers of a server at one instant, shortest first."""
 
     def __init__(self, rests: Iterable[tuple[int, float]]) -> None:
         """`rests`: tokens that are left of each, and which share of the answer that is."""
@@ -44,11 +44,11 @@ class Answers:
         self._delays = list(accumulate((left * share for left, share in self._rests), initial=0.0))
 
     def plus(self, tokens: int) -> "Answers":
-        """With one more, of which nothing has come."""
+        """Add an answer that has not started."""
         return Answers([*self._rests, (tokens, 1.0)])
 
     def delay_s(self, prompt_s: float, chunk_s: float, ended: int = 0) -> float:
-        """By how much their tokens come later, a token of each on average; without the first ones, that have ended."""
+        """Mean delay per token caused to the answers, without the first `ended` ones."""
         short = max(bisect_left(self.tokens_left, prompt_s / chunk_s), ended)
         of_short = chunk_s * (self._delays[short] - self._delays[ended])
         return of_short + prompt_s * (self._shares[-1] - self._shares[short])
@@ -61,7 +61,7 @@ class Answers:
         most_s: float,
         cost_of: Callable[[float], float],
     ) -> tuple[float, float]:
-        """For how long a prompt waits here at best, and what waiting and delays cost then; at most `most_s`.
+        """Optimal wait of a prompt (at most `most_s`), and the cost of waiting and delays.
 
         `cost_of`: so long a wait, to itself and to those behind it.
         """
@@ -77,7 +77,7 @@ class Answers:
 
 
 def answers_of(requests: Iterable[UnderWay]) -> Answers:
-    """One that is longer than anybody knew may go on for as long again."""
+    """Remaining answers; one that exceeds its expected length is expected to double."""
     rests: list[tuple[int, float]] = []
     for one in requests:
         tokens = max(one.answer_tokens, 1)

@@ -1,4 +1,4 @@
-"""Which servers are there, besides those that the fleet starts: addresses of its file, and of names that it resolves.
+"""Discovery of external servers: addresses from the file, and DNS names that it resolves.
 
 urls   as they are
 dns    every address of HOST, looked up again every two seconds; a look that fails changes nothing

@@ -48,7 +48,7 @@ OF_KEY = b'"code":"key_'
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """One request. Every callback may be the last one. A Struct: one is made in a third of the time."""
+    """A request. Every callback may be the last one. A Struct is created in a third of the time."""
 
     router: "Router"
     downstream: Downstream
@@ -108,7 +108,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     @property
     def waits_since_s(self) -> float:
-        """It has been without a server since then, if it has none."""
+        """Time since which the request has had no server."""
         return max(self.arrived_s, self.lost_s)
 
     @property
@@ -186,7 +186,7 @@ class Exchange(msgspec.Struct, eq=False):
         return self._tokens_known or not self._head_sent
 
     def request_bytes(self) -> tuple[bytes, ...]:
-        """What is sent to a server, in pieces."""
+        """Bytes to send to a server, in pieces."""
         request = self.request
         sent, body = request.head.sent, request.body
         if not self._resumed:
@@ -200,12 +200,12 @@ class Exchange(msgspec.Struct, eq=False):
 
     @property
     def tokens(self) -> list[int]:
-        """What has come of the answer; of a stream the client has it."""
+        """Tokens of the answer so far; those of a stream were already sent to the client."""
         return [int(id) for marks in self._marks for id in marks.split()]
 
     @property
     def charged_tokens(self) -> int | None:
-        """Of its answer, that its holder is charged with; None: what computed nothing and errors are free.
+        """Answer tokens to charge; None for errors and requests without computation, which are free.
 
         An answer that was not counted costs as much as it may have.
         """
@@ -270,7 +270,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.downstream.begin(200, b"%b%b%b\r\n" % (self._lines, line, self.id), body)
 
     def _collect(self, body: bytes) -> None:
-        """Of an error in chunks, whose end says what happens; or of a whole answer, and of the tokens before it."""
+        """Collect a chunk of an error, or of a complete answer and the tokens before it."""
         if self._status != PROGRESS_STATUS or self._whole or not body.startswith(TOKENS):
             self._whole += body
             return
@@ -281,7 +281,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.worker.pieces += 1
 
     def _without_marks(self, body: bytes) -> bytes:
-        """Of a chunk that is the last one, or has none."""
+        """Remove the token marks of a chunk."""
         if body.endswith(LAST_MARK):
             body, self._ended = body[: -len(END)], True
         at = body.rfind(MARK)
@@ -312,7 +312,7 @@ class Exchange(msgspec.Struct, eq=False):
             self._pass_on(worker, body)
 
     def _is_sent_again(self, worker: Worker, body: bytes) -> bool:
-        """After an error: to another server, or without the tokens so far, which this one cannot continue."""
+        """Retry after an error on another server, or without the tokens that this server cannot continue."""
         if self._status in BUSY and OF_KEY not in body and self.router.can_retry(self, worker):
             self.tried |= {worker.number}
         elif self._resumed and not self._head_sent:
@@ -364,7 +364,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.router.done(self)
 
     def _end_with_error(self, message: str) -> None:
-        """In the stream, because the head has said 200 already."""
+        """End a stream with an error event, because the status 200 was already sent."""
         self.downstream.write(broken_stream(self.request.head.path, message))
         self.downstream.finish()
 

@@ -1,4 +1,4 @@
-"""Who goes next, when every server is full or none is up: by priority, then the key that has got least so far.
+"""Fair queue for requests when no server has capacity: by priority, then by least service of the key.
 
     arrived(key)   add(request, model, key, priority)   take(next_model(models)) -> the next one   charge(key, tokens)
 
@@ -36,7 +36,7 @@ class WaitingQueue(Generic[T]):
         return model in self.models
 
     def arrived(self, key: str) -> None:
-        """It has a new request, which may not have to wait. Unless another one waits, its count is lifted."""
+        """Record a new request of a key. The service count of an idle key is raised to the current minimum."""
         if key == self._served and not self.models:
             return  # it is the lowest already
         if key not in self._counts:
@@ -58,7 +58,7 @@ class WaitingQueue(Generic[T]):
         self._place[item] = model, priority, key
 
     def next_model(self, models: Collection[str | None]) -> str | None:
-        """Of the request that is next among those for these models."""
+        """Model of the next request among those for these models."""
         heads = (
             (priority, self._counts.get(key, 0.0), at, model)
             for at, model in enumerate(models)
@@ -75,13 +75,13 @@ class WaitingQueue(Generic[T]):
         return None
 
     def lines(self, model: str | None) -> list[deque[T]]:
-        """Those that wait for this model, oldest first, by priority and key; the next line first."""
+        """Waiting requests of a model by priority and key, oldest first; the next key first."""
         found = self.models.get(model, {})
         order = sorted(found, key=lambda one: (one[0], self._counts.get(one[1], 0.0)))
         return [found[one] for one in order]
 
     def remove(self, item: T) -> None:
-        """It does not wait any more, if it did."""
+        """Remove a request if it is waiting."""
         if (place := self._place.pop(item, None)) is None:
             return
         model, priority, key = place

@@ -1,4 +1,4 @@
-"""Which server has how much of this prompt? Keys of prefixes, fed by the servers' own events.
+"""Prefix index: the cached part of a prompt on each server, updated by the servers' events.
 
     stored(3, [(key, tokens), ...])   removed(3, [key])   forget(3)       numbered events; a gap makes a server unknown
     match(keys) -> {server: cached tokens}
@@ -31,7 +31,7 @@ class KeyIndex:
         return len(self._holders)
 
     def count(self, server: int) -> int:
-        """Of its keys."""
+        """Number of keys of a server."""
         return len(self._keys_of.get(server, ()))
 
     def note(self, server: int, events: Events) -> bool:
@@ -62,7 +62,7 @@ class KeyIndex:
         return server in self._next
 
     def forget(self, server: int) -> None:
-        """It was started again, or its events cannot be followed."""
+        """Forget a server that was restarted or whose events are incomplete."""
         self._drop(server, list(self._keys_of.pop(server, ())))
         self._next.pop(server, None)
         self._broken.discard(server)

@@ -31,7 +31,7 @@ ROWS = 64  # of a server that has not told
 
 
 class ScalerMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a ScaledObject's trigger; KEDA has texts only, and adds scalerAddress."""
+    """Metadata of a ScaledObject's trigger, as strings; KEDA adds scalerAddress."""
 
     model: str
     least: int = 0
@@ -53,7 +53,7 @@ class KedaScaler:
         return self.servers(asked) > 0
 
     def servers(self, asked: ScaledObject) -> int:
-        """How many there should be."""
+        """Desired number of servers."""
         wanted = read_metadata(asked)
         model = self._model(wanted.model)
         model.ttft_s = wanted.ttft_s

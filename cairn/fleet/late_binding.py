@@ -1,4 +1,4 @@
-"""Which of the requests that wait goes to which server, now? A server gets a prompt when it is about to run dry.
+"""Late binding of waiting requests: a server gets a prompt shortly before it becomes idle.
 
     arrival --best server computes other prompts--> waits in the router        (a prompt that was sent is bound)
     waiting, in order --bind--> the first one whose best server is about to run dry
@@ -45,7 +45,7 @@ class Waiting(Protocol):
 
     @property
     def new_tokens(self) -> int:
-        """Of its prompt, that had to be computed at the best server when it came."""
+        """Prompt tokens to compute on the best server at arrival."""
         ...
 
 
@@ -67,14 +67,14 @@ def runs_dry(worker: Worker) -> bool:
 
 
 def answers_beside(ask: Ask, workers: Sequence[Worker]) -> list[Answers]:
-    """Of each server, where this prompt could take several steps; otherwise their number says enough, and none."""
+    """Remaining answers of each server if the prompt may take several steps; otherwise empty."""
     if ask.waited_s < inf and any(0 < one.step_tokens < ask.prompt_tokens for one in workers):
         return [one.answers for one in workers]
     return []
 
 
 def in_order(waiting: Iterable[W], now_s: float) -> list[W]:
-    """Of the oldest, those first that have waited longest, for the square root of the tokens of their prompts."""
+    """Order the oldest requests by wait over the square root of their prompt tokens."""
     oldest = islice(waiting, OLDEST)
     return sorted(oldest, key=lambda one: (one.arrived_s - now_s) / sqrt(max(one.new_tokens, 1)))
 

@@ -58,7 +58,7 @@ def check_address(name: str, text: str) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """It stands for all addresses of this machine."""
+    """Return whether the host means all addresses of this machine."""
     return host in WILDCARDS
 
 

@@ -1,4 +1,4 @@
-"""Which servers a router has now, and the tasks that follow each of them.
+"""Servers of a router, and the tasks that follow them.
 
     use(urls) --new--> Worker, PulseClient (is it up, how busy, what is cached), BlockClient where it tells blocks
          '-----gone--> its tasks end, its keys are forgotten; what it has it finishes
@@ -39,7 +39,7 @@ class Membership:
             self._add(Worker(self._free_number(), url))
 
     def learn_blocks(self, exchange: "Exchange", chosen: Worker) -> None:
-        """Of a server that tells its blocks: the tokens of a prompt that is new to it."""
+        """Fetch the tokens of a prompt from a server that reports blocks, if the prompt is new to it."""
         blocks = self.blocks.get(chosen.url)
         if blocks is not None and blocks.wants(exchange.keys):
             request, others = exchange.request, list(self.blocks.values())

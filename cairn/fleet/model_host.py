@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class SleepingSize(msgspec.Struct):
-    """What GET /is_sleeping answers."""
+    """Response of GET /is_sleeping."""
 
     weights_bytes: int
     cache_bytes: int

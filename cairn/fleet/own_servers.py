@@ -108,5 +108,5 @@ class OwnServers:
 
 
 def _fixed(config: FleetConfig) -> list[ServerGroup]:
-    """Those that are scaled are `autoscale`'s."""
+    """Server groups without autoscaling."""
     return [group for group in config.servers if group.model and not group.scaled]

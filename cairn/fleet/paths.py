@@ -1,4 +1,4 @@
-"""Which requests make a server compute: they wait for room and cost their key tokens; others are passed on at once."""
+"""Request paths that make a server compute, which are queued and metered; others are forwarded at once."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -38,7 +38,7 @@ STREAMING = frozenset((b"/api/chat", b"/api/generate"))  # unless the body says 
 
 
 class PathKind(NamedTuple):
-    """What a path makes a server do."""
+    """Properties of a path."""
 
     computes: bool
     generates: bool
@@ -53,7 +53,7 @@ def kind_of(target: bytes) -> PathKind:
 
 
 def plain_path(path: bytes) -> bytes:
-    """As a server will understand it."""
+    """Normalise a path as a server interprets it."""
     if not path.startswith(b"/"):  # http://HOST/PATH
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
     return unquote_to_bytes(path) if b"%" in path else path

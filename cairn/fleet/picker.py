@@ -33,7 +33,7 @@ METHOD = ("envoy.service.ext_proc.v3.ExternalProcessor", "Process")
 
 
 class RequestStream:
-    """One request of Envoy's, counted where it was sent."""
+    """A request of Envoy, counted on the server it was sent to."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

@@ -32,7 +32,7 @@ ENDPOINT = b"x-gateway-destination-endpoint"
 
 
 class Processing(msgspec.Struct, frozen=True):
-    """What Envoy has of a request at this moment."""
+    """Part of a request that Envoy has received."""
 
     kind: Kind
     body: bytes = b""
@@ -40,7 +40,7 @@ class Processing(msgspec.Struct, frozen=True):
 
 
 def read_processing(data: bytes) -> Processing | None:
-    """None: a message of a kind that is not known."""
+    """Decode a message; None for unknown types."""
     for number, value in fields(data):
         if number in KINDS:
             kind, inner = KINDS[number], dict(fields(as_bytes(value)))

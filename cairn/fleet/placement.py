@@ -1,4 +1,4 @@
-"""Where a request goes now, or for what it waits in the router.
+"""Placement of requests on servers, or in the router's queue.
 
     place --> the best server of those that are up and have room
         |---> waits: none is up, or full (`hold_s`); or its best server computes other prompts (`late_binding`)
@@ -28,7 +28,7 @@ MOST_WAITING_REQUESTS = 8192  # requests that wait; more are refused
 
 
 def place(router: "Router", exchange: "Exchange", now: float, placed: bool = False) -> None:
-    """To the best server; while none has room it waits. `placed`: it is next of those that wait."""
+    """Send a request to the best server, or queue it. `placed`: it is next in the queue."""
     model, attempts = exchange.model, exchange.attempts_without_token
     if attempts and attempts >= router.config.attempts * max(len(router.workers), 1):
         said = f"{attempts} attempts in a row have brought no token"
@@ -84,7 +84,7 @@ def _wait_for_server(router: "Router", exchange: "Exchange", now: float) -> None
 
 
 def _queue(router: "Router", exchange: "Exchange") -> bool:
-    """It waits, behind those that wait already; False: they are too many, and it was refused."""
+    """Queue a request; returns False if it was refused because the queue is full."""
     queue = router.waiting
     if not exchange.attempts and len(queue) >= MOST_WAITING_REQUESTS:
         exchange.give_up(429, f"{len(queue)} requests wait already", "too_many_waiting")
@@ -95,7 +95,7 @@ def _queue(router: "Router", exchange: "Exchange") -> bool:
 
 
 def place_next(router: "Router", now: float) -> None:
-    """As many of those that wait as there is room for."""
+    """Place as many waiting requests as there is capacity for."""
     if router.placing:  # one of them has ended at once
         return
     router.placing, queue = True, router.waiting
@@ -110,7 +110,7 @@ def place_next(router: "Router", now: float) -> None:
 
 
 def _place_one(router: "Router", model: str | None, now: float) -> bool:
-    """Of those that wait for this model; False: none can be sent now."""
+    """Place one of the requests that wait for this model; False if none can be sent now."""
     workers = router.eligible(now, model)
     if not workers and unknown_model(router, model) is None:
         return False
@@ -133,7 +133,7 @@ def _place_one(router: "Router", model: str | None, now: float) -> bool:
 
 
 def place_waiting(router: "Router", now: float) -> None:
-    """Those that wait. One that has waited for too long goes to the best server, or is refused where there is none."""
+    """Place waiting requests. One that exceeded the maximum wait goes to the best server, or is refused."""
     place_next(router, now)
     before = now - router.config.hold_s
     for exchange in [one for one in router.waiting if one.waits_since_s <= before]:

@@ -48,7 +48,7 @@ class PromptTokens(msgspec.Struct, frozen=True):
 async def prompt_tokens(
     worker: Worker, path: bytes, body: bytes, keys: PromptKeys, timeout_s: float
 ) -> PromptTokens | None:
-    """None: a request of another kind, or the server does not say."""
+    """Tokens of a prompt from the server; None for other requests or if it does not respond."""
     if plain_path(path) not in TOKENIZED:
         return None
     fields = msgspec.json.decode(body)

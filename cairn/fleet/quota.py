@@ -1,4 +1,4 @@
-"""How much a key may use in a day, and at once. A key is known by the digest of what it sends, never by itself.
+"""Daily and concurrent quotas of API keys. Keys are stored as digests only.
 
     admit(key, reserved) -> refusal | None      settle(key, reserved, used)
 
@@ -27,7 +27,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one key, instead of the router's; the file has its digest and not the key itself."""
+    """Limits of one key, overriding the router's; the file contains its digest instead of the key."""
 
     name: str
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -50,7 +50,7 @@ class Refused(NamedTuple):
 
 
 class Used(msgspec.Struct):
-    """Of one key, today."""
+    """Usage of a key today."""
 
     requests: int = 0
     tokens: int = 0
@@ -81,7 +81,7 @@ class Quotas:
         return None
 
     def refusal(self, used: Used, key: str, reserved: int, now_s: float) -> Refused | None:
-        """Of a key that has used so much today. Changes nothing."""
+        """Refusal for a key with this usage, or None. No side effects."""
         limits = self._keys.get(key, self._usual)
         until = DAY_S - int(now_s) % DAY_S
         if limits.at_once is not None and used.at_once >= limits.at_once:
@@ -135,7 +135,7 @@ class Quotas:
 
 
 def digest_of(lines: bytes) -> str:
-    """Of the key that a request's headers carry, by the servers' own rule."""
+    """Digest of the key in a request's headers, found by the servers' rule."""
     return _known_digest(lines) if len(lines) <= LONGEST_KNOWN else _digest(lines)
 
 

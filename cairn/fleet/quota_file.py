@@ -109,7 +109,7 @@ class KeptQuotas(Quotas):
 
     @contextmanager
     def _rolled_back(self) -> Iterator[None]:
-        """On any error; those of the file are told once, until it can be written again."""
+        """Roll back on any error; file errors are logged once until the file is writable again."""
         try:
             yield
         except BaseException as error:
@@ -123,7 +123,7 @@ class KeptQuotas(Quotas):
             self._failed = True
 
     def _note(self, key: str, day: int, more: Used) -> None:
-        """To be written. Invented keys cost no memory without end: of too many, only requests under way are kept."""
+        """Queue usage for writing. With too many keys only those with requests in flight are kept."""
         total = _sum(self._unwritten.pop((key, day), Used()), more)
         if total != Used():
             self._unwritten[key, day] = total

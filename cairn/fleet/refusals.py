@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def unknown_model(router: "Router", model: str | None, aliases: bool = True) -> str | None:
-    """Of a name that no server has; None as long as one of them has not told its names.
+    """Reason why a model is unknown; None while a server has not reported its names.
 
     `aliases`: they are named to clients that ask for another name. A request for one has its model's name already.
     """
@@ -29,7 +29,7 @@ def unknown_model(router: "Router", model: str | None, aliases: bool = True) -> 
 
 
 def unserved_aliases(router: "Router") -> list[str]:
-    """Of each alias for a model that no server has: requests for it are refused."""
+    """Describe the aliases of models that no server has, for which requests are refused."""
     models = {
         model: name for name, (models, _) in router.aliases.targets.items() for model in models
     }
@@ -38,7 +38,7 @@ def unserved_aliases(router: "Router") -> list[str]:
 
 
 def why_nobody(router: "Router", model: str | None, now_s: float) -> str:
-    """Of the servers that may have this model: what each of them is doing instead."""
+    """Describe the state of the servers that may have this model."""
     states = [
         f"{one.name} is full" if one.full else f"{one.name} is {one.state}: {one.why(now_s)}"
         for one in router.workers

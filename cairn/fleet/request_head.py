@@ -1,4 +1,4 @@
-"""What the head of a request says to the router: computed once for all requests of a connection with the same head."""
+"""Parsed request head, computed once for requests of a connection with equal heads."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def request_head(method: bytes, target: bytes, lines: bytes) -> RequestHead:
-    """For HEAD a server is asked with GET: how its answer is framed can be read without the request then."""
+    """Parse a head. HEAD is forwarded as GET, so that the framing of the response does not depend on the request."""
     asked = b"GET" if method == b"HEAD" else method
     sent = b"%b %b HTTP/1.1\r\n%bx-cairn-router: 1\r\nx-request-id: " % (asked, target, lines)
     return RequestHead(method, target, lines, sent, *kind_of(target), digest_of(lines))

@@ -1,4 +1,4 @@
-"""Which models of one machine are awake? Those that are asked for, as far as they fit into its memory together.
+"""Residency of models on one machine: requested models are awake as far as they fit into memory.
 
     asleep --asked for, and there is room--> awake --idle, or another one needs the room--> asleep
 
@@ -17,7 +17,7 @@ TURN_S = 2.0  # that a model keeps its place while another one waits for it
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, as it is at this moment."""
+    """Current state of a model."""
 
     name: str
     bytes: int  # while it is awake
@@ -39,7 +39,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given_back(self) -> int:
-        """What its sleep brings, and its waking takes."""
+        """Memory that sleeping releases and waking needs."""
         return self.bytes - self.asleep_bytes
 
 
@@ -50,7 +50,7 @@ class Moves(msgspec.Struct, frozen=True):
 
 
 def plan(models: Sequence[Resident], memory: int, now_s: float, idle_s: float) -> Moves:
-    """What to do next. The longest wait comes first."""
+    """Next moves; the longest-waiting model comes first."""
     free = memory - sum(one.held for one in models)
     moves = Moves([], [], [])
     if free < 0:  # a server was started again, and is awake
@@ -79,7 +79,7 @@ def plan(models: Sequence[Resident], memory: int, now_s: float, idle_s: float) -
 
 
 def _victims(models: Sequence[Resident], moves: Moves, needed: int) -> tuple[list[Resident], int]:
-    """Who has to sleep for so many bytes: idle ones before busy ones, and those before that were used longest ago."""
+    """Models to put to sleep to free memory: idle before busy, then least recently used."""
     taken = {*moves.sleep, *moves.yielding}
     able = [one for one in models if one.can_sleep and one.name not in taken]
     chosen, room = list[Resident](), 0

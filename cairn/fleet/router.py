@@ -259,7 +259,7 @@ class Router:
         computes: bool = True,
         streams: bool = False,
     ) -> Ask:
-        """What computes nothing delays no other. Of several processes each one sees its share of the arrivals."""
+        """Create the routing input of a request. With several processes each sees its share of the arrivals."""
         if not computes:
             return Ask(number, keys.length, 0)
         share = (len(self.processes) or 1) / (len(self.workers) or 1)

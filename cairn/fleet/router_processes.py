@@ -29,7 +29,7 @@ COMMAND = (sys.executable, "-m", "cairn.fleet.router_processes")
 
 
 class SharedState(msgspec.Struct, frozen=True):
-    """What every process has to know; sent whole whenever it changes."""
+    """State of all processes, sent completely whenever it changes."""
 
     config: FleetConfig
     urls: list[str]
@@ -37,7 +37,7 @@ class SharedState(msgspec.Struct, frozen=True):
 
 
 def check_processes(config: FleetConfig, processes: int, scaler: bool) -> None:
-    """What one process alone can count is refused before anything starts."""
+    """Reject options that only a single process supports, before anything starts."""
     if processes == 1:
         return
     if scaler or any(group.scaled for group in config.servers):
@@ -70,7 +70,7 @@ class RouterProcesses:
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(1, count)]
 
     def tell(self, config: FleetConfig | None = None, urls: list[str] | None = None) -> None:
-        """What has changed; the shared address does not, whatever the file says now."""
+        """Send changes to the processes; the shared address cannot change."""
         old = self._state
         if config is not None:
             at = old.config.router
@@ -99,7 +99,7 @@ class RouterProcesses:
                     await self._stopping.wait()
 
     async def _once(self, number: int) -> tuple[bool, str]:
-        """From its start to its end: has it listened, and how did it end?"""
+        """Run a process; returns whether it listened, and how it ended."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -121,7 +121,7 @@ class RouterProcesses:
         return bool(address), f"exit status {status}"
 
     async def stop(self) -> None:
-        """They finish what they have."""
+        """Stop the processes after their current requests."""
         self._stopping.set()
         for process in self._processes.values():
             with suppress(ProcessLookupError):
@@ -135,7 +135,7 @@ class RouterProcesses:
 
 
 async def _run_process() -> None:
-    """One of them: until its input ends or SIGTERM."""
+    """Entry point of a router process; runs until its input ends or SIGTERM."""
     import signal
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Which server gets this request? Pure functions over numbers; the router and the simulator call the same ones.
+"""Routing policies: pure functions over numbers, shared by the router and the simulator.
 
     Ask (prompt tokens, ...) + Candidate (what is cached there, queued, running, how fast) -> order of preference
 
@@ -29,7 +29,7 @@ MOST_BUSY = 0.95  # with more work than that a queue would never be empty
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a request before it runs."""
+    """Properties of a request before it runs."""
 
     number: int  # in order of arrival
     prompt_tokens: int
@@ -70,7 +70,7 @@ Policy = Callable[[Ask, Sequence[Candidate]], Costs]
 
 
 def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
-    """By how much a token of an answer comes later, over all answers that this request touches.
+    """Cost of each server: delay per answer token over all affected answers.
 
     first      its own wait: prompts before it, its own prompt, a step
     behind     who arrives before the queue is empty waits for its prompt: B seconds of prompts are there already, so
@@ -108,12 +108,12 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
 
 
 def wait_for_answers_s(ask: Ask, one: Candidate) -> float:
-    """For how long this prompt should wait at this server, for short answers to end; 0: it is sent."""
+    """Time that this prompt should wait for short answers of this server; 0 to send it."""
     return _beside(ask, one)[0] if one.step_tokens else 0.0
 
 
 def _beside(ask: Ask, one: Candidate) -> tuple[float, float]:
-    """How long a prompt waits at this server at best; what that and the delay of answers cost."""
+    """Optimal wait of a prompt for this server, and the cost including delays of answers."""
     if one.answers is None:
         return 0.0, 0.0
     prompt_s = max(ask.prompt_tokens - one.cached_tokens, 1) * one.token_s
@@ -153,7 +153,7 @@ class Arrivals:
         share: float,
         waited_s: float = inf,
     ) -> Ask:
-        """One has come. `share`: of these arrivals, on average, that go to one server."""
+        """Record an arrival. `share` is the mean share of arrivals per server."""
         times = self._times
         times.append(now_s)
         took_s = now_s - times[0]
@@ -162,7 +162,7 @@ class Arrivals:
         return Ask(number, prompt, output, per_s, busy, took_s, waited_s)
 
     def sent(self, ask: Ask, chosen: Candidate) -> None:
-        """It keeps this server busy, with its prompt, and with its row in every step."""
+        """Record the work of a sent request: its prompt, and its row in every step."""
         new, work = ask.prompt_tokens - chosen.cached_tokens, self._work
         seconds = (new if new > 1 else 1) * chosen.token_s + ask.output_tokens * chosen.row_s
         if len(work) == LAST_ARRIVALS:

@@ -1,4 +1,4 @@
-"""How many servers should there be? Decided from what waits, what runs and what is coming. Pure, without a clock.
+"""Autoscaling policy from waiting, running and expected requests. Pure, without a clock.
 
     floor     prompts that arrive, in servers' worth of work, and requests that decode; ahead by the time a start takes
     bursts    as many as would have served the last minutes' requests in time, nearly all of them
@@ -95,7 +95,7 @@ def for_bursts(recent: Sequence[Arrived], rules: Rules) -> int:
 
 
 def late_share(recent: Sequence[Arrived], servers: int, ttft_s: float) -> float:
-    """Of these requests, those whose first token comes too late where so many servers take them one after another.
+    """Share of requests whose first token is late with this number of servers.
 
     A prompt that takes too long by itself is not counted: more servers do not help it.
     """
@@ -121,7 +121,7 @@ def _can_lose_one(seen: Seen, rules: Rules) -> bool:
 
 
 class LoadMeter:
-    """What arrives, in seconds of prompts: two windows of it, and the last requests one by one."""
+    """Arrival load in prefill seconds: two windows, and the last requests individually."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._arrivals: deque[tuple[float, float]] = deque()

@@ -45,7 +45,7 @@ class ReadFile(Protocol):
 
 
 class Listeners(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet answers beside its clients, and in how many processes it routes."""
+    """Additional listeners of a fleet, and the number of router processes."""
 
     keda: str | None = None  # address of KEDA's external scaler
     picker: str | None = None  # address of a gateway's endpoint picker
@@ -119,7 +119,7 @@ class Fleet:
         await asyncio.gather(*(one.stop() for one in (self._own, *self._scalers)))
 
     def _other_processes(self) -> RouterProcesses:
-        """On the port that the first one has got."""
+        """Start the other router processes on the port of the first."""
         port = int(self._address.rpartition(":")[2])
         router = msgspec.structs.replace(self._config.router, port=port)
         shared = SharedState(msgspec.structs.replace(self._config, router=router), [])
@@ -131,7 +131,7 @@ class Fleet:
             self._others.tell(urls=urls)
 
     async def _reload_when(self, reload: asyncio.Event) -> None:
-        """After SIGHUP: servers, addresses and the policy of the file as it is now. A wrong file changes nothing."""
+        """Reload servers, addresses and policy after SIGHUP. An invalid file changes nothing."""
         while True:
             await reload.wait()
             reload.clear()
@@ -209,7 +209,7 @@ def run_fleet(
     listeners: Listeners,
     watched: Path | None = None,
 ) -> None:
-    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use.
+    """Run a fleet until SIGTERM or Ctrl-C; SIGHUP reloads the file. `gpus` are the GPUs it may use.
 
     `watched`: its file, to be read again whenever it changes.
     """

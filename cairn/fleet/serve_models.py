@@ -75,7 +75,7 @@ async def _run(host: ModelHost, router: Router, address: str, say: Callable[[str
 
 
 def run_models(config: HostConfig, say: Callable[[str], None]) -> None:
-    """In an event loop of its own, until SIGTERM or Ctrl-C."""
+    """Run the models in an event loop until SIGTERM or Ctrl-C."""
 
     async def main() -> None:
         stop = asyncio.Event()

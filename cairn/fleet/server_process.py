@@ -29,7 +29,7 @@ READ_BYTES, LONGEST_LINE = 1 << 16, 1 << 14
 
 
 def share_router_secret() -> None:
-    """In the environment, where this process's routers and servers find it; one that is set already is kept."""
+    """Set the router secret in the environment for this process's routers and servers, unless it is set."""
     os.environ.setdefault(ROUTER_SECRET, Secret.fresh().reveal().decode())
 
 
@@ -62,7 +62,7 @@ class ServerProcess:
 
     @property
     def is_ready(self) -> bool:
-        """It has been, since it was first started."""
+        """Return whether the server has ever been ready since its first start."""
         return self._was_ready
 
     @property
@@ -120,7 +120,7 @@ class ServerProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """As an operator does it: it finishes what it has; by force only where that does not help."""
+        """Terminate the server gracefully, and kill it if it does not exit."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -147,7 +147,7 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 class Gpus:
-    """Those of the machine that no server of the fleet has."""
+    """Free GPUs of the machine."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._free = list(names)
@@ -157,7 +157,7 @@ class Gpus:
         return len(self._free)
 
     def take(self, count: int) -> list[str] | None:
-        """None: there are not so many."""
+        """Allocate GPUs; None if there are not enough."""
         if count > len(self._free):
             return None
         names, self._free = self._free[:count], self._free[count:]

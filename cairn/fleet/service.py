@@ -30,7 +30,7 @@ from cairn.fleet.config import FleetConfig
 
 
 class ServiceScale(msgspec.Struct, frozen=True, kw_only=True):
-    """What an InferenceService has beside the fields of a fleet file."""
+    """Fields of an InferenceService in addition to those of a fleet file."""
 
     replicas: Annotated[int, Meta(ge=0, le=1024)] | None = None
     """servers of the first group, instead of its count; within its least and most, and in place of KEDA"""
@@ -144,7 +144,7 @@ def _down(deployment: Object) -> Merge:
 
 
 def service_object(config: FleetConfig) -> Object:
-    """What is applied where the operator runs: the file, without its name and what is left at its default."""
+    """InferenceService object: the file without its name and default values."""
     spec: Object = {"image": config.image}
     if config.inference_pool:
         spec["inference_pool"] = True

@@ -1,4 +1,4 @@
-"""How would a fleet serve this trace, under each policy? The router's own parts over the engine's own schedulers.
+"""Simulation of a fleet on a trace under each policy, with the router's policies and the engine's schedulers.
 
     trace --> KeyIndex.match, choose --> Replica: Scheduler, step_seconds, its own clock --> Outcome
                   ^------ KeyBook: what its prefix cache stored and dropped ------'
@@ -27,7 +27,7 @@ from cairn.serve.text_keys import PromptKeys
 
 
 class Slo(Protocol):
-    """What a good request holds."""
+    """Latency limits of a good request."""
 
     @property
     def ttft_s(self) -> float: ...
@@ -237,5 +237,5 @@ def outcome_of(
 
 
 def _at(values: Sequence[float], share: float) -> float:
-    """Of values in order."""
+    """Quantile of sorted values."""
     return values[min(len(values) - 1, int(share * len(values)))]

@@ -53,7 +53,7 @@ def _block(parent: bytes, block: int, pages_of_block: int) -> tuple[bytes, list[
 
 
 def fitting(trace: Sequence[Traced], context: int) -> list[Traced]:
-    """Without the requests that no server could take."""
+    """Requests that fit into the context of a server."""
     return [one for one in trace if one.input_tokens + one.output_tokens <= context]
 
 

@@ -1,4 +1,4 @@
-"""One simulated server: the engine's own scheduler and prefix cache, and steps that take what a cost model says.
+"""Simulated server: the engine's scheduler and prefix cache, with step times from a cost model.
 
     add(request)   next_s: when its step ends   advance(until_s)   events(): what its cache has stored and dropped
 
@@ -24,7 +24,7 @@ PROBE_ROWS, PROBE_CONTEXT = 64, 4096  # of the step that a decoded token's cost 
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What a server tells of itself."""
+    """Speeds that a server reports."""
 
     step_s: float  # of a step that only decodes
     token_s: float  # what a prompt token adds
@@ -32,7 +32,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 def speed_of(step_seconds: StepSeconds) -> Speed:
-    """As a server would measure it: a decode step of many rows, and what prompt tokens add to it."""
+    """Speeds as a server would measure them: a decode step with many rows, and the added cost of prompt tokens."""
 
     def step(tokens: int, prompt: int) -> float:
         made = Step(0)
@@ -51,7 +51,7 @@ def speed_of(step_seconds: StepSeconds) -> Speed:
 
 
 class Replica:
-    """One simulated server, on a clock of its own."""
+    """Simulated server with its own clock."""
 
     def __init__(
         self, number: int, limits: Limits, step_seconds: StepSeconds, speed: Speed
@@ -115,7 +115,7 @@ class Replica:
                 self._end(request)
 
     def events(self) -> Events | None:
-        """What its cache has stored and dropped since the last call."""
+        """Cache events since the last call."""
         self._outbox.remove(*self._book.note(self._pages.take()))
         return self._outbox.take()
 

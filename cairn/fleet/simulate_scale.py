@@ -1,4 +1,4 @@
-"""What would autoscaling save? A trace over servers that are started and stopped by the policy, beside a fixed number.
+"""Simulation of autoscaling on a trace, compared with a fixed number of servers.
 
     every second: LoadMeter.seen -> decide -> servers start (and answer after start_s), or leave when they are done
 

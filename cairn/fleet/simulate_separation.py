@@ -35,7 +35,7 @@ PREFIXES = 8  # that requests share
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One point of the grid."""
+    """A point of the grid."""
 
     input_tokens: int
     output_tokens: int
@@ -44,7 +44,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):
-    """What the servers are, and the network between them."""
+    """Servers and the network between them."""
 
     limits: Limits
     step_seconds: StepSeconds
@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server:
-    """One engine: what its scheduler does, and when its present step ends."""
+    """Simulated engine: its scheduler, and the end of its current step."""
 
     def __init__(self, machines: Machines) -> None:
         limits = machines.limits
@@ -98,7 +98,7 @@ class Server:
 
 
 class Separation:
-    """One arrangement under one load, from the first arrival to the last token."""
+    """Simulation of one arrangement under one load, from the first arrival to the last token."""
 
     def __init__(self, machines: Machines, arrangement: Arrangement) -> None:
         self.machines, self.arrangement = machines, arrangement
@@ -159,7 +159,7 @@ class Separation:
         )
 
     def _pending(self, server: Server) -> Pending:
-        """As the server knows it: what it has asked for."""
+        """Pending remote prefill of a server, from its own requests."""
         share = 1 / len(self.prefill)
         return Pending(len(server.asked) * share, sum(server.asked.values()) * share)
 

@@ -1,4 +1,4 @@
-"""Which server reports itself healthy, and sends no token? Pure; the clock is handed in.
+"""Detection of servers that report healthy but send no tokens. Pure; the clock is an argument.
 
     streams there, nothing comes for `limit_s` and twice the time of the prompts that wait --> stuck: it rests
     something comes --> forgotten                                                   stuck again --> a longer rest
@@ -29,7 +29,7 @@ class StuckServers:
         self._seen: dict[int, Progress] = {}
 
     def rest_s(self, worker: Worker, streams: bool, limit_s: float, now_s: float) -> float | None:
-        """To be asked a few times a second. For how long it should get nothing new, if it is stuck.
+        """Time to stop sending requests to a server that is stuck, or None. Polled a few times a second.
 
         `streams`: some there should be getting tokens.
         """

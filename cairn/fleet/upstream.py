@@ -22,7 +22,7 @@ INTERIM = 200  # answers below are followed by another one
 
 
 class AnswerHandler(Protocol):
-    """Who asked."""
+    """Receiver of a server's response."""
 
     def head(self, status: int, lines: bytes) -> None:
         """`lines`: the headers to pass on."""

@@ -1,4 +1,4 @@
-"""What the router shows of itself: health, metrics, its servers, and why a request went where it went."""
+"""Views of the router: health, metrics, servers, and explanations of routing decisions."""
 
 import itertools
 import time
@@ -29,7 +29,7 @@ Answer = tuple[int, bytes, bytes]
 
 
 class Considered(msgspec.Struct, frozen=True):
-    """One server at the moment of a decision."""
+    """State of a server at a routing decision."""
 
     server: str
     cost: float  # in the unit of the policy; of `seconds`: seconds
@@ -111,7 +111,7 @@ class Views:
             record.choices.append(choice)
 
     def answer(self, path: bytes) -> Answer | None:
-        """None: the path is not the router's own."""
+        """Response for a path of the router itself; None for other paths."""
         if (page := self._pages.get(path)) is not None:
             return page()
         if path.startswith(REQUESTS):
@@ -146,7 +146,7 @@ class Views:
         return 200, JSON, msgspec.json.encode(record.view())
 
     def _models(self) -> list[str]:
-        """Of servers that do not all serve the same, those that start included, and aliases; empty: any can tell."""
+        """Model names if servers differ, including starting servers and aliases; empty if any server can answer."""
         workers, aliases = self._router.workers, self._router.aliases.names
         told = [one.hello.models if one.hello else list(one.promised) for one in workers]
         told += [one.names for one in self._router.scaled]
@@ -171,7 +171,7 @@ class Views:
         }
 
     def _hit_shares(self) -> dict["Worker", float]:
-        """Of the prompts of the last requests: tokens that were cached at the server that each was sent to."""
+        """Share of recent prompt tokens that were cached on the chosen server."""
         prompts: Counter[Worker] = Counter()
         hits: Counter[Worker] = Counter()
         for one in self._requests:
@@ -203,7 +203,7 @@ class Views:
         }
 
     def metrics(self) -> str:
-        """In Prometheus' text form."""
+        """Metrics in Prometheus' text format."""
         router = self._router
         lines = [
             "# TYPE cairn_router_requests_total counter",

@@ -39,7 +39,7 @@ _IN_TARGETS = bytes(range(ord("!"), 127))
 
 
 def _lines_by_length() -> list[bytes]:
-    """By the bytes of a whole chunk, its size and its ends: the line that it begins with."""
+    """First line of a complete chunk by its total length."""
     lines = [b""] * (len(SIZE_LINES) + len(SIZE_LINES[-1]) + 2)
     for size, line in enumerate(SIZE_LINES[1:], start=1):
         lines[len(line) + size + 2] = line
@@ -51,7 +51,7 @@ _LONGEST_KNOWN = len(_LINES_BY_LENGTH) - 1
 
 
 def whole_chunk(data: bytes) -> bytes | None:
-    """What is in one chunk that came whole; None: it is more or less than that, the last one, or unusually written."""
+    """Content of data that is exactly one ordinary chunk, else None."""
     length = len(data)
     line = _LINES_BY_LENGTH[length] if length <= _LONGEST_KNOWN else b""
     if line and data.startswith(line) and data[-2:] == b"\r\n":
@@ -60,7 +60,7 @@ def whole_chunk(data: bytes) -> bytes | None:
 
 
 def chunk_of(body: bytes) -> bytes:
-    """As a chunk of an answer; not the last one, which is empty."""
+    """Encode a non-empty chunk."""
     size = len(body)
     if size < len(SIZE_LINES):
         return SIZE_LINES[size] + body + b"\r\n"
@@ -183,7 +183,7 @@ class Template:
 
 
 def template_of(data: bytes) -> Template | None:
-    """Of a message that was read whole; None: its length or its id is not written in the usual way."""
+    """Template of a completely read message; None if its length or id has an unusual form."""
     head = data[: data.find(b"\r\n\r\n") + 4]
     varying = list(_VARYING.finditer(head))
     small = head.lower()

@@ -1,4 +1,4 @@
-"""One server as the router sees it: is it up, how busy, how fast; what was sent there and has not ended.
+"""State of a server in the router: availability, load, speed, and its requests in flight.
 
     starting --Hello--> up --silence, lost connection--> down --Hello--> up
                          |\\--draining (it says so): takes no new requests, finishes its own
@@ -58,7 +58,7 @@ class Worker:
         self.pieces = 0  # of answers that have come, since the start
 
     def up(self, hello: Hello | None) -> None:
-        """It answers. The same process (by its epoch) sleeps on, if it did; a new one is awake."""
+        """Mark the server as up. The same process (by epoch) keeps its sleep state; a new one is awake."""
         before, self.hello, self.failures = self.hello, hello, 0
         if before is None or hello is None or before.epoch != hello.epoch:
             self._sleeps = False
@@ -84,7 +84,7 @@ class Worker:
             self.reason = "" if load.status == "ok" else load.status
 
     def _note_load(self, load: Load) -> None:
-        """Of times that cannot be, as of those that it has not told, the usual ones are taken."""
+        """Store the reported load; missing or impossible times are replaced by defaults."""
         self.load = load
         self.step_s = load.step_s if 0 < load.step_s < LONGEST_S else STEP_S
         self.token_s = load.token_s if 0 < load.token_s < LONGEST_S else TOKEN_S
@@ -104,12 +104,12 @@ class Worker:
             self.rest(now_s + REST_S, LOST)
 
     def rest(self, until_s: float, reason: str) -> None:
-        """It gets nothing new before then. A longer rest that it has already stays."""
+        """Send no new requests until `until_s`, unless a longer pause is already set."""
         if until_s > self.rests_until_s:
             self.rests_until_s, self.rest_reason = until_s, reason
 
     def why(self, now_s: float) -> str:
-        """It gets nothing, as far as there is a reason."""
+        """Reason why the server gets no requests; empty if there is none."""
         return self.reason or (self.rest_reason if now_s < self.rests_until_s else "")
 
     def takes(self, new_tokens: int, streams: bool) -> None:
@@ -129,12 +129,12 @@ class Worker:
 
     @property
     def answers(self) -> Answers:
-        """Of the requests that are there now."""
+        """Remaining answers of the current requests."""
         return answers_of(self.requests)
 
     @property
     def full(self) -> bool:
-        """It has as much from here as it runs at a time, and a little that waits, so that it never runs dry."""
+        """Return whether the server has its maximum of running requests plus a small backlog."""
         return self.waiting + self.decoding >= self.capacity
 
 
@@ -145,7 +145,7 @@ def eligible(
     state: State = "up",
     with_room: bool = False,
 ) -> list[Worker]:
-    """Those of them that may get a request for this model. One loop: a call for each costs more than the rest."""
+    """Servers that may get a request for this model. A single loop, because a call per server is too expensive."""
     found: list[Worker] = []
     for one in workers:
         if one.state != state or now_s < one.rests_until_s or one.yielding:
@@ -162,7 +162,7 @@ def candidates(
     cached: Mapping[int, int],
     answers: Sequence[Answers] = (),
 ) -> list[Candidate]:
-    """As a policy sees them now. `cached`: tokens of the prompt, by the server's number; `answers`: by its place."""
+    """Policy inputs of the servers. `cached` is by server number, `answers` by position."""
     seen: list[Candidate] = []
     for at, one in enumerate(workers):
         load, decoding, waiting = one.load, one.decoding, one.waiting

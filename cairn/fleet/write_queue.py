@@ -12,19 +12,19 @@ JOINED = (
 
 
 class WriteQueue:
-    """Of all connections of a router: each one's bytes go out in the order in which they were written here."""
+    """Write queue of all connections of a router, which preserves the order of each connection."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[asyncio.Transport, tuple[bytes, ...]]] = []
 
     def write(self, transport: asyncio.Transport, parts: tuple[bytes, ...]) -> None:
-        """One after the other; the last one may be large."""
+        """Queue parts in order; the last one may be large."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((transport, parts))
 
     def write_piece(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Of a stream: at once, unless something waits. Pieces come one by one, and a turn that waits costs a poll."""
+        """Write a stream piece immediately unless data is queued, because queueing costs a poll."""
         if self._waiting:
             self._waiting.append((transport, (data,)))
         else:

@@ -1,4 +1,4 @@
-"""How a conversation becomes the one text that a chat model was taught to read.
+"""Rendering of conversations with the chat template of a model.
 
 Chooses among a model's templates, checks the conversation, and hands the template plain JSON values only. It
 knows nothing about tokens or ids; Jinja itself is behind `template_sandbox` and is loaded with the first chat.
@@ -30,7 +30,7 @@ _PROBE, _ARGUMENT = "probe_of_tools", "probe_argument"  # names that stand in no
 
 
 class ToolSupport(NamedTuple):
-    """What a template writes about tools."""
+    """Tool support of a template."""
 
     offered: bool  # the tools that the model may call
     # Past calls and their results: not, or with arguments as an object (most templates) or as JSON in a text.

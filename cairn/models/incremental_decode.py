@@ -1,4 +1,4 @@
-"""How the text of a stream of ids appears piece by piece, never half a character.
+"""Incremental detokenisation of a stream of ids, without partial characters.
 
 Whatever ids come, the pieces joined are what the `tokenizers` library decodes from all ids at once: the rules of
 its decoders, applied from left to right. A token costs one look-up. Held back are only the bytes of an unfinished
@@ -26,19 +26,19 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class IncrementalDecoder(Protocol):
-    """One answer's text, in the order of its ids."""
+    """Incremental decoder of an answer."""
 
     def push(self, id: int) -> str:
         """The text that this id makes certain; may be empty."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end: bytes that never became a character, as U+FFFD."""
+        """Return the remaining text at the end; incomplete characters become U+FFFD."""
         ...
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a tokenizer's decoder does, for the kinds of decoders that language models use."""
+    """Rules of a tokenizer's decoder, for the decoder types of language models."""
 
     byte_level: bool = False  # tokens spell bytes in GPT-2's alphabet; the text is their UTF-8
     byte_fallback: bool = False  # <0xE2> is a byte; a run of bytes is UTF-8, or one U+FFFD each
@@ -92,7 +92,7 @@ def _byte_fallback_rules(
 
 
 class PieceTables:
-    """What each id contributes to the text. Filled as ids are seen, shared by all streams of a tokenizer."""
+    """Text piece of each id, filled on demand and shared by all streams of a tokenizer."""
 
     def __init__(self, backend: "tokenizers.Tokenizer") -> None:
         self._backend = backend
@@ -112,7 +112,7 @@ class PieceTables:
         return PieceDecoder(self._table(self._rules, skip_special), self._rules, after)
 
     def piece(self, id: int) -> str | bytes | None:
-        """What an id adds to a text that it does not begin; None: it has no token."""
+        """Text that an id adds inside a text; None for ids without a token."""
         if self._rules is not None:
             return self._table(self._rules, skip_special=False)[id]
         exists = self._backend.id_to_token(id) is not None
@@ -255,7 +255,7 @@ class PieceDecoder:
 
 
 class HeldDecoder:
-    """For decoders whose text is certain only when all ids are known: gives everything out at the end."""
+    """Decoder whose text is certain only when all ids are known: it returns everything at the end."""
 
     def __init__(
         self, backend: "tokenizers.Tokenizer", skip_special: bool, after: Sequence[int] = ()

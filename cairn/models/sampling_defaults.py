@@ -1,4 +1,4 @@
-"""How a model is sampled where a request does not say: what its files say, or what is known of a small model.
+"""Default sampling parameters of a model: from its files, or known values for a small model.
 
     generation_config.json     temperature, top_p, top_k, min_p, repetition_penalty; "do_sample": false is greedy
                                and keeps the penalty
@@ -30,7 +30,7 @@ log = logging.getLogger("cairn")
 
 
 def sampling_defaults(model: str, generation: Mapping[str, Any]) -> Defaults:
-    """Of a model by its name and its generation_config.json, which is empty where there is none."""
+    """Defaults of a model by its name and its generation_config.json, which may be empty."""
     defaults: Defaults = {}
     for name in NAMES:
         value = generation.get(name)

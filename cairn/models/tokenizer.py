@@ -1,4 +1,4 @@
-"""How text becomes token ids and ids become text, for one model.
+"""Tokenizer of a model: text to token ids and back.
 
 Knows nothing about files, GGUF or Jinja: those are `tokenizer_folder`, `gguf.tokenizer` and `chat_template`. The
 ids are those of the tokenizer.json (or the GGUF vocabulary) as it is written. The `tokenizers` library does
@@ -62,7 +62,7 @@ class Tokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """How many tokens have an id. A model's embedding may have more rows, as padding."""
+        """Number of token ids. A model's embedding may have more rows as padding."""
         return self.backend.get_vocab_size()
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class Tokenizer:
         return token
 
     def piece(self, id: int) -> str | bytes | None:
-        """What a token adds to a text that it does not begin: ' the' for '▁the', where `decode` gives 'the'.
+        """Text that a token adds inside a text: ' the' for '▁the', where `decode` gives 'the'.
 
         Bytes: it is a part of a character. None: no token has this id.
         """
@@ -155,7 +155,7 @@ class Tokenizer:
         return self._pieces.decoder(skip_special, after)
 
     def use_template(self, source: str) -> None:
-        """From now on conversations are written by this template, and not by the model's own."""
+        """Replace the model's chat template."""
         self.templates = self.templates.replaced(source)
 
     def chat(
@@ -182,7 +182,7 @@ class Tokenizer:
 
 
 def _not_text(*texts: object) -> RequestError:
-    """What is wrong with the first text that the library refuses."""
+    """Error for the first text that the library rejects."""
     for text in texts:
         if not isinstance(text, str):
             return RequestError(f"a prompt is text, not {type(text).__name__}")

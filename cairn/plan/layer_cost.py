@@ -1,4 +1,4 @@
-"""What one layer of a model costs on one rank: FLOPs of products and of attention, bytes of everything between.
+"""Cost of a layer on a rank: FLOPs of matmuls and attention, memory traffic of everything else.
 
     products      2 * weights * tokens; backward twice that
     attention     pairs of a query and a key that the mask leaves; backward 2.5 times that, at a lower rate
@@ -16,7 +16,7 @@ WIDTH = 2  # bytes of bf16
 
 
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one layer and one microbatch on one rank, forward."""
+    """Forward cost of a layer for a microbatch on a rank."""
 
     products: float  # FLOPs
     routed: float  # of them, those of experts that tokens are sent to

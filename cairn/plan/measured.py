@@ -209,7 +209,7 @@ def median_error(rows: Iterable[Compared]) -> float | None:
 
 
 def document(compared: Mapping[str, Sequence[Compared]]) -> dict[str, Any]:
-    """For --json."""
+    """Document for --json."""
     sections = {}
     for name, rows in compared.items():
         lines = [msgspec.to_builtins(row) | {"error": row.error} for row in rows]
@@ -223,7 +223,7 @@ def _wanted(row: dict[str, Any], only: str | None) -> bool:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Of a record; none where it is absent, and an error where it is damaged."""
+    """Rows of a record; empty if it is absent, an error if it is damaged."""
     if not path.exists():
         return []
     try:

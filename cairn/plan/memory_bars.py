@@ -1,4 +1,4 @@
-"""What fills the memory of a device, as bars: one for each way, all on the scale of the device.
+"""Bars of a device's memory by purpose, one for each option, on the scale of the device.
 
     fsdp 64, microbatch 4   [weights|gradients|states|activations          ]   |   114.4 of 131.3 GiB
                                                                            limit

@@ -1,4 +1,4 @@
-"""Which model is planned for? Its shape is enough; weights are neither read nor fetched.
+"""Model shape for planning; weights are neither read nor downloaded.
 
     qwen3-8b, random:qwen3-8b        a shape by its name (`models.presets`)
     cairn-tiny                       a model that comes in a package, as `cairn serve` knows it

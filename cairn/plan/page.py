@@ -197,7 +197,7 @@ def serve_page(
 
 
 def _memory(options: Sequence[Option]) -> dict[str, dict[str, int]]:
-    """By size of tp, without what is unused: the bar leaves it free."""
+    """Memory by tensor-parallel size, without the unused part."""
     return {
         f"tp {option.tp}": {
             name: size for name, size in option.room.table().items() if name != UNUSED

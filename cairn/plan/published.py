@@ -1,4 +1,4 @@
-"""What others have published about training on several GPUs, beside what this model says. Data and a comparison.
+"""Published training runs, compared with the planner's predictions. Data and a comparison.
 
     torchtitan        benchmarks/llama3_h100_202412 (8 to 512 GPUs), llama3-8b_h200_202506; torchao's training docs
     Megatron-Bridge   performance summaries 25.11 and 26.02 (8 to 1,024 GPUs); NeMo AutoModel's

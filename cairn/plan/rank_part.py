@@ -1,4 +1,4 @@
-"""Which part of a model does one rank of a layout hold, and with whom does it share it? As `train.parallel` cuts it.
+"""Part of a model on a rank of a layout, and its shards, as `train.parallel` distributes it.
 
     tp, pp     heads, feed-forward and vocabulary of one rank; layers of one stage
     ep         some of the experts, whole: they are not cut further, `expert_replicas` ranks hold the same ones
@@ -64,7 +64,7 @@ def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
 
 
 def _first_layer(spec: ModelSpec, layers: int) -> int:
-    """Of so many neighbours that stand for any stage: the first ones, or the first of which one attends."""
+    """First layer of a representative stage: one that includes an attention layer."""
     return max(0, spec.token_layers[0] - layers + 1)
 
 
@@ -88,7 +88,7 @@ def part(spec: ModelSpec, layout: Layout) -> Part:
 
 
 def _elsewhere(spec: ModelSpec, tp: int) -> int:
-    """Of short convolutions, whose columns are the model's own: the parameters that other ranks of tp hold."""
+    """Parameters of short convolutions that other tensor-parallel ranks hold."""
     convolutions = [layer for layer in range(spec.layers) if spec.mixer_of(layer) == "short_conv"]
     whole = sum(spec.mixer_shape(layer).parameters(spec) for layer in convolutions)
     return whole - whole // tp

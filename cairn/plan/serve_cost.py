@@ -1,4 +1,4 @@
-"""How long does a step of the engine take? The function that replaces the device when a trace is simulated.
+"""Step-time model of the engine, which replaces the device when a trace is simulated.
 
     seconds = host + launches + max(weights, products) + attention + between (+ collectives of tp)
 
@@ -97,7 +97,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
 
 
 class _CacheReads(NamedTuple):
-    """What attention of one step reads, averaged over the layers."""
+    """KV-cache reads of a step, averaged over the layers."""
 
     decode: float  # cached tokens, by rows that decode
     prompt: int  # cached tokens, by chunks of prompts
@@ -122,7 +122,7 @@ def _cache_reads(step: Step, windows: Mapping[int, int]) -> _CacheReads:
 
 
 def _large(tokens: int) -> float:
-    """What products of so many rows reach of the rate of large ones."""
+    """Share of the large-matmul rate that a matmul with this number of rows reaches."""
     return 1 - (1 - SMALL_SHARE) * min(1.0, SMALL / max(tokens, 1))
 
 

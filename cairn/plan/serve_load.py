@@ -54,7 +54,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server would show under this load."""
+    """Predicted metrics of a server under a load."""
 
     rate: float
     requests: int

@@ -1,4 +1,4 @@
-"""How should this model be served, how fast will it be, and what does it cost? By simulating the real scheduler.
+"""Serving plan of a model: options, speed and cost, by simulating the real scheduler.
 
     for each tp that divides the model and fits          memory by part
       load at the demanded rate, and at rates around it  the curve of throughput and latency
@@ -29,7 +29,7 @@ WATTS_IDLE = 0.25  # of the watts of a busy GPU
 
 
 def usual_requests(input_tokens: int, output_tokens: int) -> int:
-    """How many are simulated by default."""
+    """Default number of simulated requests."""
     return min(REQUESTS, max(FEW, MOST_TOKENS // (input_tokens + output_tokens)))
 
 
@@ -54,7 +54,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to serve: replicas of tp GPUs each."""
+    """A serving option: replicas of tp GPUs each."""
 
     tp: int
     replicas: int

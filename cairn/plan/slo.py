@@ -41,7 +41,7 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Of the requests that the promise is made for."""
+    """Request lengths of the SLO."""
 
     input_tokens: int = 1024
     output_tokens: int = 256

@@ -1,4 +1,4 @@
-"""How long does a training step take with this layout, and where does the time go?
+"""Time of a training step by layout, with its breakdown.
 
     one microbatch through one stage     products + attention + between, at what the device sustains
     tp, cp, ep                           collectives inside the layers: their time counts in full, unless those of tp
@@ -47,7 +47,7 @@ States = Literal["float32", "bfloat16", "int8"]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be trained."""
+    """Training job."""
 
     spec: ModelSpec
     sequence: int
@@ -58,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is chosen."""
+    """Chosen layout and options."""
 
     layout: Layout
     microbatch: int
@@ -120,7 +120,7 @@ def step_time(job: Job, choice: Choice, device: Device) -> StepTime:
 
 
 def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: float) -> StepTime:
-    """Of a stage with so many layers and so much of the head."""
+    """Time of a stage by its layers and its share of the head."""
     layout, spec = choice.layout, job.spec
     microbatches = job.sequences // (layout.data_ranks() * choice.microbatch)
     tokens = job.sequence * choice.microbatch / layout.cp
@@ -162,7 +162,7 @@ def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: f
 
 
 def _products(job: Job, layer: LayerCost, layout: Layout, tokens: float, rate: float) -> float:
-    """Of one layer, forward. Experts have fewer rows each: a rank's experts get tokens of all ranks of ep."""
+    """Forward matmul time of a layer. A rank's experts get tokens of all expert-parallel ranks."""
     experts, rows = job.spec.experts, tokens
     if experts is not None:
         rows = tokens * experts.per_token * layout.ep / experts.count
@@ -171,13 +171,13 @@ def _products(job: Job, layer: LayerCost, layout: Layout, tokens: float, rate: f
 
 
 def _narrow(spec: ModelSpec, layout: Layout) -> float:
-    """What products reach of their rate when tp cuts their columns."""
+    """Share of the matmul rate when tensor parallelism cuts the columns."""
     whole = spec.heads * spec.head_dim
     return (whole + NARROW) / (whole + NARROW * layout.tp)
 
 
 def _of_many(rows: float) -> float:
-    """What products of so many rows reach of the rate of large ones."""
+    """Share of the large-matmul rate that a matmul with this number of rows reaches."""
     return rows / (rows + FEW)
 
 
@@ -213,7 +213,7 @@ def _inside(
 
 
 def _between_stages(job: Job, choice: Choice, device: Device, tokens: float) -> float:
-    """Of one microbatch: activations go to the next stage and gradients back, beside the work; what that slows down."""
+    """Slowdown by the transfers of activations and gradients between stages, which overlap with computation."""
     layout = choice.layout
     if layout.pp == 1:
         return 0.0
@@ -246,7 +246,7 @@ def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatch
 
 
 def _exposed(cost: float, compute: float) -> float:
-    """What collectives add to the work that they run beside: they slow it down, and may outlast it."""
+    """Time that overlapped collectives add: they slow the computation down, and may outlast it."""
     hidden = min(cost, compute)
     return cost - hidden + CONTENTION * hidden
 
@@ -267,7 +267,7 @@ def timeline(order: str, pp: int, microbatches: int, chunks: int = 2) -> Timelin
 
 
 def _pipeline(choice: Choice, microbatches: int) -> float:
-    """By how much the bubble stretches a step: the schedule itself.
+    """Factor by which the pipeline bubble extends a step, from the schedule itself.
 
     Ranks idle while the pipeline fills and drains, so beyond twice the stages more microbatches add none.
     """

@@ -114,7 +114,7 @@ def _peak(
 
 
 def _gradients(shard: Part, config: Train, many: bool, whole: bool) -> tuple[int, int]:
-    """Before the last backward of a step and at its end, as `Replicas` and `Fsdp` keep them.
+    """Gradient memory before the last backward of a step and at its end, as in `Replicas` and `Fsdp`.
 
     `many`: there are other ranks, and sums are float32.
     """

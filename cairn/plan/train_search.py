@@ -1,4 +1,4 @@
-"""Which layout trains this model fastest on these GPUs? All of them are tried, and each that lost says why.
+"""Search over all layouts for the fastest one, with a reason for each rejected layout.
 
     dp x fsdp x pp x cp x tp (x ep)  x  recompute  x  microbatch  x  order of the pipeline
     x  with fsdp: gradients that leave each microbatch, or once a step
@@ -38,7 +38,7 @@ KINDS_OF_LOSS = ("cannot", "too large", "slower")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice that would run."""
+    """A feasible choice."""
 
     choice: Choice
     seconds: float
@@ -81,7 +81,7 @@ class Losses:
         self._examples.setdefault((kind, reason), example)
 
     def table(self) -> list[Lost]:
-        """By kind of loss, then the reasons that struck most choices."""
+        """Rejections by category, then by frequency."""
         counts = self._counts.items()
         ordered = sorted(counts, key=lambda item: (KINDS_OF_LOSS.index(item[0][0]), -item[1]))
         return [
@@ -277,7 +277,7 @@ def train_flags(job: Job, choice: Choice) -> str:
 
 
 def _complexity(choice: Choice) -> tuple[int, int, int]:
-    """How many things a reader has to understand to run it."""
+    """Complexity of a choice: its number of parallel dimensions and options."""
     layout = choice.layout
     axes = sum(
         size > 1 for size in (layout.dp, layout.fsdp, layout.pp, layout.cp, layout.tp, layout.ep)

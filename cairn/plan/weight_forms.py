@@ -1,4 +1,4 @@
-"""How many bytes does a weight take in each form that it can be served in, and does its product run at the 8-bit rate?
+"""Weight formats for serving: bytes per weight, and whether matmuls run at the 8-bit rate.
 
     fp8, w8a8              8 bits, activations rounded too: products at the rate of float8
     w8a16                  8 bits; activations as they are: products at the rate of bfloat16
@@ -47,7 +47,7 @@ NAMES_OF_VLLM = dict.fromkeys(("gptq", "awq", "gptq_marlin", "awq_marlin"), "w4a
 
 
 def weight_form(asked: str, stored: WeightForm | None) -> WeightForm:
-    """As asked, else as the checkpoint is stored."""
+    """The requested weight format, or the stored one."""
     if asked:
         asked = NAMES_OF_VLLM.get(asked, asked)
         if asked not in FORMS:
@@ -60,7 +60,7 @@ def weight_form(asked: str, stored: WeightForm | None) -> WeightForm:
 
 
 def stored_form(stored: Quantization | None) -> WeightForm | None:
-    """What config.json says of the weights; None: they are in floating point."""
+    """Weight format of a checkpoint's config.json; None for floating point."""
     if stored is None:
         return None
     schemes = [rule.scheme for rule in stored.rules if rule.scheme is not None]

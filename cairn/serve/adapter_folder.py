@@ -78,7 +78,7 @@ class AdapterFolder:
 
 
 def places_in(folder: Path) -> dict[str, Path]:
-    """By name: the folder itself, or the adapters and the runs with adapters in it, each under its folder's name."""
+    """Adapters by name: the folder itself, or the adapters and training runs in it, named by their folders."""
     own = folder.resolve()
     if _is_adapter(folder):
         return {own.parent.name if own.name == OF_RUN else own.name: folder}

@@ -1,4 +1,4 @@
-"""What the caller gets back, and how an answer grows into it token by token.
+"""Outputs of a request, assembled token by token.
 
     token -decoder-> text -stop strings-> text that is certain -> CompletionOutput, whole or as a delta
 
@@ -29,7 +29,7 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One answer; in a stream, as far as it has come."""
+    """A completion; in a stream, the part generated so far."""
 
     index: int
     text: str = ""
@@ -74,7 +74,7 @@ class ScoredToken(Protocol):
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """In the place of what another server has found."""
+    """Placeholder for log probabilities that another server computed."""
 
     logprob: float = 0.0
     top: list[tuple[int, float]] = []
@@ -88,7 +88,7 @@ NOTHING: Certain = (0, 0, None, False)
 
 
 class Answer:
-    """One answer while it grows. `take` gives what is new since it was last called.
+    """A completion that is being generated. `take` returns what is new since the last call.
 
     One thread pushes, another one may take: it sees a push whole or not at all, and takes no lock.
     """
@@ -183,7 +183,7 @@ class Answer:
     def end(
         self, finish: Finish, stop_reason: int | str | None = None, error: str | None = None
     ) -> None:
-        """It is over. What a decoder or a stop string has held back is part of the text."""
+        """Finish the answer. Text held back by the decoder or a stop string becomes part of it."""
         if self.finished:
             return
         if self._stops.found is None:
@@ -207,7 +207,7 @@ class Answer:
         return self.whole
 
     def tokens_from(self, first: int) -> list[int]:
-        """Of those that can be given out."""
+        """The tokens from `first` on that can be returned."""
         return self.whole.token_ids[first : self._certain[1]]
 
     @property
@@ -291,6 +291,6 @@ def readable(token: int, entry: ScoredToken, tokenizer: "Tokenizer | None") -> d
 def readable_prompt(
     prompt: Sequence[int], entries: Sequence[ScoredToken], tokenizer: "Tokenizer | None"
 ) -> list[dict[int, Logprob] | None]:
-    """One entry for each token of the prompt; the first follows nothing, and has none."""
+    """Log probabilities of each prompt token; the first has none."""
     rest = zip(prompt[1:], entries, strict=True)
     return [None, *(readable(token, row, tokenizer) for token, row in rest)]

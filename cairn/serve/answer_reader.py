@@ -1,4 +1,4 @@
-r"""From the engine's thread to an event loop: what is new in the answers to one request, for one reader.
+r"""Delivery of new output of a request from the engine's thread to an event loop.
 
     engine's thread --on_update--> which answers are fresh --LoopWaker--> await next() --> deltas
                                                                      \--> forward(push): push(deltas), without a task
@@ -31,7 +31,7 @@ class LoopWaker:
         self._woken = False
 
     def call(self, callback: Callable[[], None]) -> None:
-        """From any thread."""
+        """Schedule a callback in the loop. Thread-safe."""
         self._due.append(callback)
         if self._woken:
             return
@@ -79,7 +79,7 @@ class AnswerReader:
             self._waker.call(self.wake)
 
     async def next(self) -> list[CompletionOutput]:
-        """What is new since the last call; at least one delta. Raises what `fail` was given."""
+        """Wait for new deltas since the last call (at least one). Raises the error given to `fail`."""
         if self._waker is None:  # bound to the first event loop that reads
             self._waker = LoopWaker(asyncio.get_running_loop())
         while True:

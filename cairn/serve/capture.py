@@ -57,7 +57,7 @@ def digest_of(tokens: Sequence[int]) -> str:
 
 
 def seeded(request: GenerateRequest) -> GenerateRequest:
-    """With a seed, where the request has none: a draw without a recorded seed could not be repeated."""
+    """Add a random seed to a request without one, so that its sampling can be replayed."""
     if request.params.seed is not None:
         return request
     params = msgspec.structs.replace(request.params, seed=secrets.randbits(SEED_BITS))
@@ -123,7 +123,7 @@ def _answer(job: Job) -> CapturedAnswer:
 
 
 def not_replayed(captured: Captured) -> list[str]:
-    """What made the answers and is not in the file, in a sentence each: they may differ for that alone."""
+    """Reasons, one sentence each, why a replay may differ: inputs that were not captured."""
     reasons = []
     if any(answer.constrained and answer.guide is None for answer in captured.answers):
         reasons.append("the answer followed a grammar that was not captured")

@@ -1,4 +1,4 @@
-"""What an engine is made of and how large it is: one class for Python, the command line, TOML and the environment.
+"""Engine configuration: one class for Python, the command line, TOML and the environment.
 
 Names and meanings are those that vLLM's users know. None or "auto": chosen from the model and the machine, and said.
 """
@@ -48,7 +48,7 @@ INSTEAD = {
 
 
 class RoleConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One half of a prefill and decode pair: see `serve/separation`."""
+    """Role of an engine in a disaggregated prefill and decode pair; see `serve/separation`."""
 
     role: Literal["both", "prefill", "decode"]
     transport: str = "tcp"  # of pages

@@ -1,4 +1,4 @@
-"""Which texts does an encoder compute next?
+"""Batching policy of text encoders.
 
 Pure: no torch, no clock. Texts need no pages and are computed whole, so a batch is what fits into a budget of tokens:
 
@@ -16,7 +16,7 @@ WARM_LENGTH = 64  # of a text, at most
 
 
 class Text(Protocol):
-    """What waits: a job of the server, or a number in a test."""
+    """Interface of a waiting text."""
 
     @property
     def tokens(self) -> int: ...

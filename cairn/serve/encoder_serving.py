@@ -69,7 +69,7 @@ def _encoder_context(opened: OpenEncoder, config: EngineConfig) -> int:
 
 
 def encoder_notes(serving: Serving, why: str) -> list[str]:
-    """What was chosen, and why."""
+    """Startup log lines of an encoder: the choices and their reasons."""
     facts, rules, limits = serving.facts, serving.vectors.rules, serving.limits
     size = format_bytes(facts.weights_bytes, "decimal")
     family = serving.opened.spec.family

@@ -1,4 +1,4 @@
-"""One thread that owns a text encoder: batches of texts in, pooled vectors out.
+"""Thread that owns a text encoder: batches of texts in, pooled vectors out.
 
     queue --batch by tokens--> packed tokens -> model -> pooled vectors -> jobs end
 

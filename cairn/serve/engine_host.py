@@ -1,4 +1,4 @@
-"""What a server asks of an engine, wherever that runs: `EngineThread` in this process, `EngineProcesses` in their own.
+"""Interface between a server and its engine: `EngineThread` in this process, `EngineProcesses` in others.
 
 Requests go in by `submit` and come back by each job's `on_update`. The rest is life (pause, sleep, other weights,
 adapters) and what can be seen from outside (steps, pages, whether it lives). Names and texts are no part of it.
@@ -81,11 +81,11 @@ class EngineHost(Protocol):
         ...
 
     def follow_pages(self) -> PageEvents | None:
-        """What the prefix cache can find, from now on; None: this engine does not tell."""
+        """Start reporting changes of the prefix cache; None if the engine does not support it."""
         ...
 
     def weights_version(self) -> int:
-        """Of those that it serves with now; 0: those that it was started with, as after a restart."""
+        """Version of the current weights; 0 for the initial ones, also after a restart."""
         ...
 
     def restarting(self) -> str | None:
@@ -97,7 +97,7 @@ class EngineHost(Protocol):
         ...
 
     def give_up(self, reason: str) -> None:
-        """It hangs: end every request with the reason, and take no more. Engines in processes see that themselves."""
+        """Give up a hanging engine: end every request with the reason. Engines in processes detect hangs themselves."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""One thread that owns an engine in this process; other threads submit jobs and are notified of updates.
+"""Thread that owns an engine in this process; other threads submit jobs and are notified of updates.
 
     any thread --submit, abort--> inbox --> [ read commands | step | deliver ] --on_update--> reader
 
@@ -197,7 +197,7 @@ class EngineThread:
         self._end(reason, broken)
 
     def _choose_device(self) -> None:
-        """Which GPU is current is a matter of each thread."""
+        """Set the current GPU, which is per thread."""
         device = self.engine.runner.device
         if device.type == "cuda":
             import torch
@@ -205,7 +205,7 @@ class EngineThread:
             torch.cuda.set_device(device)
 
     def _read_commands(self) -> bool:
-        """What other threads have sent; waits when there is nothing else to do. False: close."""
+        """Process commands of other threads, waiting if there is nothing else to do; False to close."""
         command = None if self.engine.has_work else self._inbox.get()
         while True:
             match command:

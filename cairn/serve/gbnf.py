@@ -30,7 +30,7 @@ def lark_of(grammar: str, field: str) -> str:
 
 
 class _Translation:
-    """One pass over the text: `at` is how far it has been read."""
+    """Single-pass translator; `at` is the read position."""
 
     def __init__(self, text: str, field: str) -> None:
         self.text, self.field, self.at = text, field, 0
@@ -73,7 +73,7 @@ class _Translation:
         return " ".join(items) or '""'
 
     def _item(self) -> str | None:
-        """None: the sequence ends here."""
+        """Parse an item; None at the end of the sequence."""
         match self._next():
             case '"':
                 return self._quoted()

@@ -53,12 +53,12 @@ class Grammar:
         self._matcher, self._words, self._ends = matcher, words, ends
 
     def start(self) -> "GrammarConstraint":
-        """For one answer: at its beginning."""
+        """Create the constraint of an answer at its beginning."""
         return GrammarConstraint(self._matcher.deep_copy(), self._words, self._ends)
 
 
 class GrammarConstraint:
-    """Where one answer is in its grammar."""
+    """Position of an answer in its grammar."""
 
     def __init__(self, matcher: "LLMatcher", words: tuple[int, int], ends: frozenset[int]) -> None:
         self._matcher, self._ends = matcher, ends
@@ -187,7 +187,7 @@ class Grammars:
 
 
 def grammars_for(opened: "OpenModel", vocabulary: int) -> Grammars | None:
-    """None: the model has no tokenizer, so its answers are no text that could have a shape."""
+    """Grammars of a model; None without a tokenizer."""
     if opened.tokenizer is None:
         return None
     return Grammars(opened.tokenizer, vocabulary, opened.eos_ids)

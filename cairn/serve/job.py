@@ -1,4 +1,4 @@
-"""One request of the engine, the answer that its tokens become, and the reader that is notified of it."""
+"""Job: an engine request, its answer, and the reader that is notified of updates."""
 
 from collections.abc import Callable, Sequence
 

@@ -76,7 +76,7 @@ class JobThread:
         raise NotImplementedError
 
     def _busy(self) -> bool:
-        """Whether there is work that has left the queue."""
+        """Return whether jobs are being processed."""
         return bool(self._running)
 
     # -- from any thread -------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class JobThread:
         return batch
 
     def _fail(self, batch: Sequence[WaitingJob], problem: Exception) -> None:
-        """Of this batch: reported to its callers, and logged. Raises where no later batch can succeed."""
+        """Report an error to the callers of this batch and log it. Raises if no later batch can succeed."""
         log.error("a batch of %s jobs failed", len(batch), exc_info=problem)
         for one in batch:
             self._finish_job(one.job, "error", described(problem))
@@ -259,7 +259,7 @@ class JobThread:
         self._times.append(step)
 
     def _finish_job(self, job: Job, finish: Finish, error: str | None = None) -> None:
-        """Once: a thread that was given up may come back with the result of a job that has ended."""
+        """Finish a job once; a thread that was given up may return the result of a finished job."""
         with self._lock:
             self._running.pop(job.request.id, None)
             if job.answer.finished:

@@ -165,7 +165,7 @@ class LLM:
         truncate: bool = False,
         use_tqdm: bool = False,
     ) -> list[float]:
-        """How well the texts of each pair belong together; one `text_1` goes with every `text_2`."""
+        """Similarity scores of text pairs; a single `text_1` is paired with every `text_2`."""
         second = [text_2] if isinstance(text_2, str) else list(text_2)
         first = [text_1] * len(second) if isinstance(text_1, str) else list(text_1)
         if len(first) != len(second):
@@ -206,7 +206,7 @@ class LLM:
         task: Literal["transcribe", "translate"] = "transcribe",
         temperature: float | None = None,
     ) -> Transcript:
-        """What is said in a sound file, or in samples at 16 kHz; for models that hear.
+        """Transcribe an audio file or samples at 16 kHz, with speech models.
 
         `temperature`: None is 0, and higher ones for a window whose text looks wrong.
         """
@@ -328,7 +328,7 @@ class LLM:
 
 
 class _Countdown:
-    """How many answers a call of `generate` still waits for. Where an engine dies meanwhile, two threads count."""
+    """Number of answers that `generate` still waits for. If the engine dies, two threads count."""
 
     def __init__(self) -> None:
         self.left = 0

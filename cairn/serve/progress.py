@@ -1,4 +1,4 @@
-"""How far are the answers, how fast do they come, and how long will it take? A bar on stderr, if a person watches.
+"""Progress bar of a generation with rate and ETA, on stderr if it is a terminal.
 
     12/64 answers  ━━━━━━━━━━━━╌╌╌╌  1,204/8,192  0:41 left  1,204 tokens/s
 

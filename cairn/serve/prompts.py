@@ -1,4 +1,4 @@
-"""What people call a prompt, as token ids: text, ids, a dictionary that holds one of them, or a list of these.
+"""Conversion of prompts to token ids: text, ids, a dictionary with one of them, or a list of these.
 
     "Once upon a time"                         text
     [1, 450, 4996]                             token ids

@@ -1,4 +1,4 @@
-"""What a server tells routers about itself, while it changes: the messages of GET /cairn/pulse.
+"""Messages of GET /cairn/pulse, with which a server reports its state to routers.
 
     Hello       who it is: the epoch is drawn at the start of a process, so that a restart is never taken for a gap
     Events      keys whose pages can be found from now on, and keys whose pages are gone; numbered without gaps. The
@@ -61,7 +61,7 @@ def framed(frame: Frame) -> bytes:
 
 
 class Speeds(NamedTuple):
-    """Of an engine, in seconds; 0: not known."""
+    """Speeds of an engine in seconds; 0 if unknown."""
 
     step: float = 0.0  # of a step that only decodes
     token: float = 0.0  # what a prompt token adds to a step
@@ -69,7 +69,7 @@ class Speeds(NamedTuple):
 
 
 def speeds(times: Sequence[StepTimes]) -> Speeds:
-    """As medians over recent steps; what a request adds, as the slope of a line through steps of several sizes."""
+    """Medians over recent steps; the cost of another request is the slope of a line through step sizes."""
     recent = [step for step in times[-FITTED:] if step.tokens]
     decoding = [step for step in recent if not step.prefill and step.sampled]
     decode = _median([step.total for step in decoding])
@@ -82,7 +82,7 @@ def speeds(times: Sequence[StepTimes]) -> Speeds:
 
 
 def _slope(points: Sequence[tuple[int, float]], level: float) -> float:
-    """At least 0; a quarter of the level where all points have the same size."""
+    """Non-negative slope of a line through the points; a quarter of the level if all sizes are equal."""
     if not points:
         return 0.0
     middle = sum(size for size, _ in points) / len(points)
@@ -98,7 +98,7 @@ def _median(values: list[float]) -> float:
 
 
 class KeyBook:
-    """Which keys can be found, by the page that each one ends at."""
+    """Index of cached keys by the block at which each ends."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -168,7 +168,7 @@ class Outbox:
         self._cleared = False
 
     def remove(self, keys: Sequence[int], cleared: bool = False) -> None:
-        """Before whatever is stored later: a key may come back."""
+        """Record removed keys, ordered before keys stored later, which may return."""
         if cleared:
             self._stored, self._removed, self._cleared = {}, [], True
         for key in keys:
@@ -179,7 +179,7 @@ class Outbox:
         self._stored.update(pairs)
 
     def take(self) -> Events | None:
-        """What is new, under the next number."""
+        """Return the pending events with the next sequence number."""
         if not (self._stored or self._removed or self._cleared):
             return None
         events = Events(self._number, list(self._stored.items()), self._removed, self._cleared)

@@ -1,4 +1,4 @@
-"""What a request is sampled with where it does not say: the model's defaults, or the API's (generation_config=vllm)."""
+"""Default sampling parameters of requests: the model's, or the API's (generation_config=vllm)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def checked_defaults(opened: "OpenModel", generation_config: str = "auto") -> Defaults:
-    """Of a model, in range; none with generation_config `vllm`."""
+    """Validated defaults of a model; none with generation_config `vllm`."""
     if generation_config == "vllm":
         return {}
     try:
@@ -43,7 +43,7 @@ def is_gguf(opened: "OpenModel") -> bool:
 
 
 def with_defaults(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request gives, over the defaults. Several answers at temperature 0 would be equal, so a
+    """Merge a request's fields over the defaults. Several answers at temperature 0 would be equal, so a
     request gets that only if it asks for it."""
     merged = {**defaults}
     if fields.get("n", 1) > 1 and not merged.get("temperature", 1):

@@ -1,4 +1,4 @@
-"""Which API key a request carries: one rule, for servers and for a router that counts what each key uses. Pure."""
+"""API key of a request: one rule for servers and for a router that meters usage. Pure."""
 
 from collections.abc import Iterable
 

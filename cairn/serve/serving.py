@@ -125,7 +125,7 @@ class Serving:
 
     @cached_property
     def vectors(self) -> TextVectors:
-        """How pooled states become embeddings and scores."""
+        """Conversion of pooled states to embeddings and scores."""
         return TextVectors(self.opened)
 
     def model(self, name: str | None) -> ServedModel:
@@ -201,7 +201,7 @@ class Serving:
         *,
         streamed: bool,
     ) -> list[Job]:
-        """One job for each answer, indexed through. Refuses what the engine can never serve before any is made."""
+        """Create a job for each answer, after rejecting requests that the engine can never serve."""
         for at, request in enumerate(requests):
             try:
                 self._check(request)
@@ -222,7 +222,7 @@ class Serving:
             self.engine.submit(jobs)
 
     def abort(self, jobs: Sequence[Job]) -> None:
-        """Those that have ended already are left alone."""
+        """Abort the jobs that have not finished."""
         open_ids = [job.request.id for job in jobs if not job.answer.finished]
         if open_ids:
             self.engine.abort(open_ids)

@@ -1,4 +1,4 @@
-"""How would the engine serve this trace, on a machine that is not here?
+"""Simulation of the engine on a request trace for another machine.
 
 The scheduler and the block manager are the engine's own; only the device is replaced, by a function that says how long
 a step takes. What is simulated is therefore what runs: the same admissions, prefix hits and preemptions.
@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, with its times in seconds."""
+    """Result of a request with its times in seconds."""
 
     id: RequestId
     prompt_tokens: int
@@ -101,7 +101,7 @@ def simulate(
 
 
 class _Run:
-    """One simulation: the clock, what is still to come, and what is being counted."""
+    """State of a simulation: clock, future arrivals and counters."""
 
     def __init__(self, scheduler: Scheduler, line: Sequence[Arrival]) -> None:
         self.scheduler = scheduler
@@ -260,7 +260,7 @@ class StepCosts:
         return flops, weights * self.value_bytes + (read + written) * self._kept_bytes
 
     def _weights_read(self, tokens: int) -> float:
-        """Without the output projection; of the experts, those that so many tokens are expected to visit."""
+        """Weight bytes read by a step without the LM head, with the expected number of visited experts."""
         spec, experts = self.spec, self.spec.experts
         if experts is None or tokens == 0:
             return self._body

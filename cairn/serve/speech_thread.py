@@ -1,4 +1,4 @@
-"""One thread that owns a transcriber: windows of several requests are transcribed together.
+"""Thread that owns a transcriber and batches the windows of several requests.
 
     jobs --windows--> a batch of at most `rows` windows --Transcriber--> segments with true times --> jobs end
 
@@ -24,7 +24,7 @@ from cairn.serve.job_thread import JobThread
 
 
 class Speech(NamedTuple):
-    """What a transcription is asked with."""
+    """Input of a transcription."""
 
     samples: Samples
     wanted: WindowOptions
@@ -110,7 +110,7 @@ class SpeechThread(JobThread):
         self._end_whole(now)
 
     def _batch(self) -> list[tuple[Listening, Window]]:
-        """One window of each job in turn, until the rows are full."""
+        """Batch of windows, one of each job in turn, until the rows are full."""
         batch: list[tuple[Listening, Window]] = []
         while len(batch) < self.rows and any(one.left for one in self._listening):
             for one in self._listening:

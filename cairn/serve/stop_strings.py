@@ -1,4 +1,4 @@
-"""Where does one of these strings first appear in a text that arrives in pieces?
+"""Incremental search for stop strings in a text that arrives in pieces.
 
     push("Hello, wor")  -> "Hello, "        "wor" may be the beginning of "world": held back
     push("ld!")         -> ""               found "world"
@@ -42,12 +42,12 @@ class StopStrings:
         return self.flush() + piece
 
     def flush(self) -> str:
-        """What was held back, when nothing follows."""
+        """Return the held-back text at the end."""
         text, self._held = self._held, ""
         return text
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        """Where the first complete string begins, and which it is."""
+        """Start and value of the first complete stop string, or None."""
         matches = [
             (at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0
         ]
@@ -57,7 +57,7 @@ class StopStrings:
         return start, stop
 
     def _open_end(self, text: str) -> int:
-        """How many characters at the end could be the beginning of a stop string."""
+        """Number of characters at the end that may begin a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

@@ -1,4 +1,4 @@
-"""What shape a request wants its answer in, whichever of the ways to ask for it a client has used.
+"""Structured-output options of a request, in all formats that clients use.
 
     response_format       {"type": "json_object"} | {"type": "json_schema", "json_schema": {"schema": {...}}}
                           {"type": "json_object", "schema": {...}}           as llama.cpp and Together have it

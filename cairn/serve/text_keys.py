@@ -62,7 +62,7 @@ class RequestFields(msgspec.Struct, gc=False):
 
     @property
     def wanted_tokens(self) -> int | None:
-        """That its answer may have, no more than MOST_WANTED; None: it does not say."""
+        """Requested answer length, at most MOST_WANTED; None if unspecified."""
         wanted = self.max_completion_tokens or self.max_tokens or self.max_output_tokens
         return wanted if wanted is None or wanted < MOST_WANTED else MOST_WANTED
 
@@ -100,7 +100,7 @@ class PromptKeys(msgspec.Struct, gc=False):
 
 
 def prompt_keys(fields: RequestFields) -> PromptKeys:
-    """Of a single prompt; several in one request have no keys."""
+    """Keys of a single prompt; several prompts in one request have none."""
     root = _root(fields)
     if fields.messages is not None:
         return _text_keys(root, _parts(fields))
@@ -113,7 +113,7 @@ def prompt_keys(fields: RequestFields) -> PromptKeys:
 
 
 def with_answer(fields: RequestFields, answer: str) -> PromptKeys:
-    """Of the conversation with this answer behind it, as the next turn sends it."""
+    """Keys of the conversation including this answer, as the next turn sends it."""
     if fields.messages is None:
         return PromptKeys([], [], [], 0)
     return _text_keys(_root(fields), [*_parts(fields), (b"assistant\0\0\0", answer.encode())])
@@ -131,7 +131,7 @@ def _seed(model: str, salt: str, tools: bytes) -> bytes:
 
 
 def _parts(fields: RequestFields) -> list[tuple[bytes, bytes]]:
-    """Of each part, what stands before its text, and the text."""
+    """Prefix and text of each part."""
     given = fields.instructions if fields.system is _NOTHING else fields.system
     parts = [] if given is _NOTHING else [(b"system\0\0", _content(bytes(given)))]
     for message in fields.messages or ():
@@ -196,7 +196,7 @@ def _id_keys(parent: bytes, given: Any) -> PromptKeys:
 
 
 def token_counts(found: PromptKeys, ids: Sequence[int], spell: Callable[[int], bytes]) -> list[int]:
-    """How many tokens lie wholly before each boundary. `spell`: the bytes of a token inside a text."""
+    """Number of tokens completely before each boundary. `spell` returns the bytes of a token within a text."""
     if found.by_ids:
         return found.tokens
     pieces = [spell(id) for id in ids]

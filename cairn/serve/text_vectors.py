@@ -1,4 +1,4 @@
-"""What a pooled state stands for: an embedding, the scores of labels, or how well a document answers a query.
+"""Interpretation of pooled states: embeddings, label scores or relevance scores.
 
     pooled [B, D] --projection, first dimensions, length one--> embeddings
     pooled [B, D] --head--> logits --> probabilities of labels, relevance of a pair
@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the engine pools, and how its vectors become one score for each pair."""
+    """Texts to pool, and the function that computes a score for each pair from the vectors."""
 
     texts: list[TextIds]
     pooling: Pooling
@@ -72,7 +72,7 @@ class TextVectors:
 
     @property
     def width(self) -> int:
-        """Of an embedding."""
+        """Width of an embedding."""
         return self.projection.width or self.opened.spec.hidden
 
     @property
@@ -107,7 +107,7 @@ class TextVectors:
 
     @cached_property
     def head(self) -> Head:
-        """Of a classifier, or of a reranker."""
+        """Head of a classifier or reranker."""
         opened = self.opened
         if isinstance(opened, OpenEncoder) and opened.encoder is not None and self.classifier:
             return classifier_head(opened.encoder, opened.tensors)
@@ -179,7 +179,7 @@ class TextVectors:
         return Inputs(texts, self.rules.pooling, scores)
 
     def _side(self, name: str) -> str:
-        """What is put before one side of a pair."""
+        """Prefix of one side of a pair."""
         return self.rules.prompts.get(name, "")
 
     def _prompted(self, pair: Pair, task: str, most: int | None) -> TextIds:

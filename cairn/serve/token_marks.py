@@ -1,4 +1,4 @@
-"""How a server tells a router the tokens of an answer, so that another server could go on with it: the bytes of it.
+"""Encoding of an answer's tokens for routers, so that another server can continue it.
 
     stream     every write ends with a line of its own, `:t 17 4711`: the token ids in it; `:e` ends the answer
     whole      if it takes long it comes in chunks of a media type of its own: `:t 17 4711` with the tokens so far, and
@@ -32,7 +32,7 @@ def token_mark(ids: Iterable[int]) -> bytes:
 
 
 def answer_head(status: int, lines: bytes) -> bytes:
-    """What stands between the tokens of a whole answer and its body."""
+    """Header between the tokens of a complete answer and its body."""
     return b"%b%d %d\n%b" % (ANSWER, status, len(lines), lines)
 
 

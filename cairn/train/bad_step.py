@@ -79,7 +79,7 @@ def veto(factor: Tensor, loss: Tensor, limit: float) -> Tensor:
 
 
 def write_down(path: Path, step: int, verdict: Verdict, loss: float, ids: list[int]) -> None:
-    """One line more in bad_steps.jsonl: which samples a person should look at."""
+    """Append a bad step and its samples to bad_steps.jsonl."""
     line = {
         "step": step,
         "action": verdict.action,

@@ -1,4 +1,4 @@
-"""How much of forward is computed again in backward, and how many layers wait on the host: `auto`, decided.
+"""Resolution of `auto`: activation recomputation, and the number of offloaded layers.
 
 A CPU has nothing to choose. On one GPU the least recomputation that fits is chosen, from what `memory` predicts.
 """
@@ -52,7 +52,7 @@ def resolve_recompute(
 def _recompute_notes(
     config: Train, spec: ModelSpec, fused: bool, room: float, host: float, offloads: bool
 ) -> list[str]:
-    """What was chosen, and why. `offloads`: the recipe allows it."""
+    """Log lines with the choice and its reason. `offloads`: the recipe allows offloading."""
     kind, moved = config.precision.recompute, config.precision.offload_layers
     note = f"recompute {kind} because {format_bytes(int(room))} may be used"
     if moved:
@@ -69,7 +69,7 @@ def _recompute_notes(
 
 
 def _without_device(config: Train) -> tuple[Train, list[str]]:
-    """On a CPU nothing is counted, and there is nowhere else to put anything."""
+    """Resolution on a CPU, which has no offloading and no memory limit."""
     notes = []
     if config.precision.offload_activations:
         config = with_offloaded(config, 0)
@@ -91,7 +91,7 @@ def host_room(config: Train) -> float:
 
 
 def recompute_kind(config: Train) -> Recompute:
-    """Of a recipe that `resolve_recompute` has returned."""
+    """Recomputation of a recipe returned by `resolve_recompute`."""
     kind = config.precision.recompute
     assert kind != "auto"  # resolved
     return kind

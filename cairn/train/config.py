@@ -24,7 +24,7 @@ Rate = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model is trained, and from where."""
+    """The model and its initial weights."""
 
     preset: str = "tiny-qwen3"
     """a shape: qwen3-0.6b, llama-3.1-8b, ...; not used with a checkpoint"""
@@ -45,7 +45,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What it learns from."""
+    """Training data."""
 
     sources: list[str] = msgspec.field(default_factory=lambda: ["stories"])
     """text, jsonl or parquet files or folders of them; token stores made by `cairn data tokenize`; procedural: stories,
@@ -71,7 +71,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Optim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How gradients change weights."""
+    """Optimizer."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     """muon: matrices inside the layers by Muon, all else by AdamW"""
@@ -93,7 +93,7 @@ class Optim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the learning rate goes up and down."""
+    """Learning-rate schedule."""
 
     kind: Literal["cosine", "wsd", "linear", "inverse_sqrt", "constant"] = "cosine"
     warmup: Count = 0
@@ -105,7 +105,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """In which numbers."""
+    """Numerical precision, recomputation and offloading."""
 
     kind: Literal["float32", "bfloat16", "float16"] = "float32"
     """of weights and activations"""
@@ -172,7 +172,7 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is learnt: the text itself, or which of two answers people prefer."""
+    """Training objective: text, or preferences between answers."""
 
     kind: Literal["sft", "dpo", "ipo", "kto", "orpo", "simpo", "reward"] = "sft"
     """sft: the next token (of chats, the assistant's words); the others: preferences, from .jsonl files in data.sources
@@ -195,7 +195,7 @@ class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happens when a loss is NaN, infinite, or far above the recent ones."""
+    """Handling of losses that are NaN, infinite, or far above recent ones."""
 
     action: Literal["skip", "rewind", "stop"] = "skip"
     spike: Amount = 0.0
@@ -207,7 +207,7 @@ class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is measured on data that the model never learns from."""
+    """Validation on held-out data."""
 
     share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """part of the data that is kept apart for it; 0: all data is trained on"""
@@ -243,7 +243,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the numbers of the run go, beside log.jsonl and validation.jsonl in its folder."""
+    """Log sinks besides log.jsonl and validation.jsonl in the run's folder."""
 
     every: Positive = 10
     """steps between two lines, in log.jsonl and on the console; a terminal shows a bar instead"""
@@ -302,12 +302,12 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def resume_command(self) -> str:
-        """What to type to go on with the run once its folder holds its recipe."""
+        """Command that resumes the run, once its folder contains its recipe."""
         return f"{self.verb} --out {shlex.quote(str(self.folder))}"
 
     @property
     def microbatches(self) -> int:
-        """Of one data rank in one step."""
+        """Microbatches of a data rank per step."""
         return self.data.sequences // (self.parallel.data_ranks() * self.data.microbatch)
 
     @property

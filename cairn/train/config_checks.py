@@ -51,7 +51,7 @@ def _check_data(config: "Train") -> None:
 
 
 def _whole_rounds(sequences: int, ranks: int, per_round: int) -> str:
-    """What to change so that every rank computes as many whole microbatches as the others."""
+    """Hint for settings with which all ranks compute equally many whole microbatches."""
     if ranks < 1 or sequences % ranks:
         return f"make data.sequences a multiple of {max(per_round, 1)}, or dp * fsdp a divisor of {sequences}"
     share = sequences // ranks  # of one rank
@@ -149,7 +149,7 @@ def _check_prompts(config: "Train") -> None:
 
 
 def _check_precision(config: "Train") -> None:
-    """What the optimizer remembers suits the numbers of the weights."""
+    """Check that the optimizer states fit the precision of the weights."""
     precision, optim = config.precision, config.optim
     if precision.kind == "float16" and not precision.masters:
         raise ConfigError(

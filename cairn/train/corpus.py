@@ -1,4 +1,4 @@
-"""From the names in a recipe to a stream of samples and the tokenizer that made them.
+"""Corpus of a recipe: its stream of samples and their tokenizer.
 
     stories, arithmetic, chats    made up as they are needed; without a tokenizer, a small one is trained on them
     random                        token ids without a meaning, for timing
@@ -84,7 +84,7 @@ def open_corpus(
 
 
 def open_preferences(data: Data, seed: int, kind: str, learnt: Tokenizer | None) -> Corpus:
-    """What an objective learns preferences from, in files; `learnt`: the tokenizer of the weights."""
+    """Open preference files; `learnt` is the tokenizer of the weights."""
     if learnt is None and data.tokenizer is None:
         raise ConfigError(
             "preferences need a model that has a tokenizer",
@@ -138,7 +138,7 @@ def _is_chats(name: str) -> bool:
 
 
 def _is_extended(chosen: Tokenizer, learnt: Tokenizer) -> bool:
-    """Whether `learnt` is `asked` with the chat template that an earlier life of the run has added."""
+    """Return whether `learnt` equals `chosen` plus a chat template that an earlier attempt of the run added."""
     if chosen.templates or not learnt.templates:
         return False
     return tokenizer_hash(with_chat_template(chosen, None)) == tokenizer_hash(learnt)

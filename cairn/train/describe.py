@@ -1,4 +1,4 @@
-"""What a recipe is about: its data, and the shape of the model that learns from them. No weights are loaded."""
+"""Data and model shape of a recipe, without loading weights."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
 
 
 def _text_cache(config: Train) -> Path | None:
-    """Where text files of the run are kept as tokens: with the run, if it has a folder."""
+    """Folder for tokenised text files of the run, if the run has a folder."""
     return config.out / TEXT_CACHE if config.out else None
 
 
@@ -61,7 +61,7 @@ def _open_start(model: Model) -> Checkpoint | None:
 
 
 def _tokenizer_of_run(config: Train) -> Tokenizer | None:
-    """What the checkpoints of a run that goes on were trained with; None: there are none."""
+    """Tokenizer of a resumed run's checkpoints; None without checkpoints."""
     kept = config.out / TOKENIZER if config.out else None
     if kept is None or not kept.is_dir() or not complete_steps(kept.parent / CHECKPOINTS):
         return None
@@ -69,7 +69,7 @@ def _tokenizer_of_run(config: Train) -> Tokenizer | None:
 
 
 def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
-    """What the weights were trained with; None: there are none, or they do not say."""
+    """Tokenizer of the initial weights; None if there are none or it is unknown."""
     if start is None or (start.path.is_dir() and not (start.path / "tokenizer.json").is_file()):
         return None
     return start.tokenizer()
@@ -84,7 +84,7 @@ def shape_of(model: Model) -> ModelSpec:
 
 
 def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, is_fixed: bool) -> ModelSpec:
-    """With the vocabulary and the end-of-text tokens of the data."""
+    """Adapt the spec to the vocabulary and EOS tokens of the data."""
     if config.data.sequence > spec.context:
         raise ConfigError(
             f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",

@@ -143,7 +143,7 @@ def open_teacher(
 
 
 def _computed_in(stored: torch.dtype, device: str) -> torch.dtype:
-    """What the device multiplies in well."""
+    """Dtype in which the device computes efficiently."""
     if torch.device(device).type == "cpu":
         return torch.float32
     return torch.bfloat16 if stored == torch.float32 else stored

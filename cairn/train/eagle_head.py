@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 class Taught(NamedTuple):
-    """What the target says about rows of tokens."""
+    """Outputs of the target model for rows of tokens."""
 
     tapped: list[Tensor]  # [B * N, D] behind each tapped layer
     logits_BNV: Tensor
@@ -133,7 +133,7 @@ def known_tokens(head: EagleHead) -> Tensor:
 def guesses(
     head: EagleHead, model: Transformer, tokens_BN: Tensor, taught: Taught, passes: int = PASSES
 ) -> Iterator[Tensor]:
-    """Of each pass s the scores [B, N, K] of the token two and s places further on, over the head's vocabulary."""
+    """Scores [B, N, K] of each pass s for the token at distance two plus s, over the head's vocabulary."""
     rows, tokens = tokens_BN.shape
     attend, h_TD = Unrolled(rows, tokens), head.fuse(taught.tapped)
     embedding = head.embedding or model.embedding
@@ -149,7 +149,7 @@ def guesses(
 def head_losses(
     head: EagleHead, model: Transformer, rows: Rows, taught: Taught, passes: int = PASSES
 ) -> list[Tensor]:
-    """Of each pass the mean divergence from the target, over the head's vocabulary."""
+    """Mean divergence from the target for each pass, over the head's vocabulary."""
     tokens_BN, counted_BN = rows
     known_K, losses = known_tokens(head), []
     for done, guessed_BNK in enumerate(guesses(head, model, tokens_BN, taught, passes)):
@@ -169,7 +169,7 @@ def head_losses(
 def held_shares(
     head: EagleHead, model: Transformer, rows: Rows, passes: int = PASSES
 ) -> list[float]:
-    """How often the first, second, .. guess would hold, if drafting began behind every token that counts.
+    """Acceptance rate by draft position, if drafting began after every counted token.
 
     A guess holds if it is the token of the text and those before it hold: so the engine accepts, at any temperature.
     """
@@ -184,7 +184,7 @@ def held_shares(
 
 
 def _whole_chains(counted_BN: Tensor | None, passes: int) -> Tensor | None:
-    """Where every pass of a chain guesses behind a token that counts; those that count are neighbours."""
+    """Positions at which all passes of a chain follow counted tokens, which are contiguous."""
     return None if counted_BN is None else counted_BN[:, 1:-passes] & counted_BN[:, passes:-1]
 
 
@@ -202,7 +202,7 @@ def train_head(
     schedule: Schedule,
     passes: int = PASSES,
 ) -> Iterator[list[float]]:
-    """One step for each batch; yields the losses of its passes. The target is not changed."""
+    """Train one step per batch and yield the losses of the passes. The target does not change."""
     trained = [p.requires_grad_() for name, p in head.named_parameters() if "embedding" not in name]
     optimizer = torch.optim.AdamW(
         trained, schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.weight_decay

@@ -23,7 +23,7 @@ from cairn.train.parallel.expert import SpreadExperts
 
 
 def has_own_backward(layer: ExpertLayer, x_TD: Tensor) -> bool:
-    """Whether `trained_experts` can express this layer and is fast on this GPU; otherwise it runs by torch."""
+    """Return whether `trained_experts` supports this layer and is fast on this GPU; otherwise torch is used."""
     here = not isinstance(layer, SpreadExperts) or layer.ranks == 1
     plain = layer.forms is None and layer.inner_bias_EF is None and layer.gate.is_swiglu
     return here and plain and has_grouped_mm(x_TD)

@@ -1,4 +1,4 @@
-"""How much of the machine does training use? FLOPs of a step, and what share of the peak they are.
+"""FLOPs of a training step and MFU.
 
     mfu = FLOPs of forward and backward, counted exactly, without recomputation / (seconds * peak)
 
@@ -38,7 +38,7 @@ def titan_flops(spec: ModelSpec, tokens: int, sequence: int) -> int:
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """What the vendor promises for this chip, by the name that its driver has for it; None: not known."""
+    """Datasheet peak of a chip by its driver name; None if unknown."""
     for chip in CHIPS:
         if device_name in chip.drivers_call_it:
             return chip.flops_per_s.get(dtype)

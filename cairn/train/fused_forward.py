@@ -79,7 +79,7 @@ class Varlen:
 
 
 class FusedLayers:
-    """What all passes of a model, or of a stage of one, share. Projections of one input are joined."""
+    """Fused layers of a model or pipeline stage, with joined projections."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class FusedLayers:
 
 
 class TrainingStep:
-    """One pass by larger operations, with gradients."""
+    """Forward pass with fused operations and gradients."""
 
     fuses = True
 

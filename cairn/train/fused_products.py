@@ -27,7 +27,7 @@ from cairn.train.products import OfWeight, Products
 
 
 class Settings(NamedTuple):
-    """What all products of a pass share."""
+    """Settings shared by all matmuls of a pass."""
 
     products: Products
     keep_norms: bool = True  # their outputs, rather than compute them again
@@ -156,7 +156,7 @@ def _to_defer(weight: Tensor, settings: Settings) -> Tensor | None:
 
 
 def _left(shards: Shards, gradient: Tensor) -> Tensor:
-    """What `enter` does to gradients, where autograd does not see it."""
+    """Gradient of `enter` for operations with a backward of their own."""
     return shards.leave(gradient) if isinstance(shards, TensorShards) else gradient
 
 

@@ -1,4 +1,4 @@
-"""What a pass without gradients makes of each token: log-probabilities, entropies, losses, hidden states.
+"""Per-token outputs of passes without gradients: log probabilities, entropies, losses, hidden states.
 
     parallel.forward(batches, TargetLogProbs(spec))    ->    [{"logp": [T]}, ...]
 

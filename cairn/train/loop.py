@@ -69,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loop:
-    """One process's part of a run. All processes of a run call the same methods in the same order."""
+    """Training loop of a process. All processes of a run call the same methods in the same order."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Loop:
             self._after_step()
 
     def _after_step(self) -> None:
-        """What is due every so many steps, those without batches included."""
+        """Periodic work, also after steps without batches."""
         state, every = self.state, self.config.checkpoint.every
         done, is_last = state.step, state.step >= self.config.steps
         if done % COLLECT_EVERY == 0:
@@ -181,7 +181,7 @@ class Loop:
         self.log.read_at = time.perf_counter()
 
     def _anybody(self, here: bool) -> bool:
-        """Whether any process says yes: all of them end after the same step."""
+        """Return whether any process requests it, so that all end after the same step."""
         if self.control is None:
             return here
         flag = torch.tensor(float(here))
@@ -189,7 +189,7 @@ class Loop:
         return bool(flag.item())
 
     def _nobody_has_any(self, batches: list[Batch]) -> bool:
-        """Whether no data rank has a batch for this step: it then changes nothing."""
+        """Return whether no data rank has a batch for this step, which then changes nothing."""
         counts = torch.tensor([len(batches), -len(batches)])
         if self.control is not None:
             dist.all_reduce(counts, dist.ReduceOp.MAX, group=self.control)
@@ -223,7 +223,7 @@ class Loop:
         return self.state.about(self.batches.fingerprint, self.world, self._source_states())
 
     def _source_states(self) -> list[dict[str, Any]]:
-        """Of a stateful source, on each data rank; the same list on every process."""
+        """States of a stateful source on each data rank; the same list on every process."""
         if not isinstance(self.batches, StatefulBatches):
             return []
         mine = (self.state.parallel.data_rank, self.batches.state_dict())
@@ -312,7 +312,7 @@ class Loop:
             self._rewind(what)
 
     def _way_out(self, action: str) -> str:
-        """After a stop: one that the recipe asked for, or one because nothing else had helped."""
+        """Hint after a stop by the bad-step policy."""
         last = "set bad_step.action to skip" if action == "stop" else "begin again from before them"
         look = f"look at those samples (cairn data sample {self.config.folder} N)"
         return f"{look}, lower the rate, or {last}"

@@ -42,7 +42,7 @@ LONGEST = 16384  # columns of a sum over which cuBLAS adds to a result as fast a
 
 
 class Span(NamedTuple):
-    """Where a part lies: columns of y, columns of h."""
+    """Location of a part: columns of y, columns of h."""
 
     rows: slice
     ranks: slice
@@ -67,7 +67,7 @@ class _Map(NamedTuple):
         return sum(span.rows.stop - span.rows.start for span in self.spans) == rows
 
     def room(self, like: Tensor, settings: Settings) -> Tensor | None:
-        """For x and h side by side, where one product of both is faster than two."""
+        """Buffer for concatenated x and h if one matmul of both is faster than two."""
         ranks, width = self.a_RK.shape
         plain = settings.products is PLAIN_PRODUCTS and isinstance(self.weight, Tensor)
         if not plain or len(like) < MANY * width or ranks % ALIGNED or width % ALIGNED:
@@ -110,7 +110,7 @@ def adapted_product(part: Linear, x_MK: Tensor, how: Settings) -> Tensor:
 def norm_adapted_product(
     part: Linear, x: Tensor, residual: Tensor | None, norm: Normed, how: Settings
 ) -> tuple[Tensor, Tensor]:
-    """Of norm(x + residual); and the sum, or x where there is none. Where `is_fused` says yes."""
+    """Adapted matmul of norm(x + residual); also returns the sum (or x). Requires `is_fused`."""
     weight, a, bs, spans = _map(part)
     about = (norm.eps, norm.plus_one, spans, how)
     found = _NormLoraProduct.apply(x, residual, norm.weight, weight, a, about, *bs)
@@ -118,13 +118,13 @@ def norm_adapted_product(
 
 
 def gated_adapted_product(part: Linear, inner: Tensor, activation: Any, how: Settings) -> Tensor:
-    """Of act(gate) * up. Where `is_fused` says yes."""
+    """Adapted matmul of act(gate) * up. Requires `is_fused`."""
     weight, a, bs, spans = _map(part)
     return _GatedLoraProduct.apply(inner, weight, a, (activation, spans, how), *bs)
 
 
 def is_fused(part: Linear, dtype: torch.dtype, how: Settings) -> bool:
-    """Whether this map has an adapter that one operation covers."""
+    """Return whether this map has an adapter that one fused operation supports."""
     adapter = getattr(part, "adapter", None)
     known = part.form is None or isinstance(part.form, NF4Form)
     return isinstance(adapter, LoRA) and known and suits(adapter, dtype, how)

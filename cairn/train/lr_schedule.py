@@ -1,4 +1,4 @@
-"""How large is the learning rate at a step? Pure functions from a step to a share of the full rate.
+"""Learning-rate schedules: pure functions from a step to a share of the full rate.
 
     1 |    ______                   ___________              \\
       |   /      \\_               /           \\              \\__

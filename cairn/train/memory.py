@@ -1,4 +1,4 @@
-"""How much memory will a rank need, and for what? Predicted from the recipe, before anything is allocated.
+"""Predicted memory of a rank by purpose, from the recipe and before any allocation.
 
     weights      as they are computed with               gradients    of them, as many as exist at the peak
     states       what the optimizer remembers            masters      float32 copies of 16-bit weights
@@ -52,7 +52,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Memory:
-    """What a device has not decided yet (recompute auto, layers to offload): what the recipe's own limit makes of it.
+    """Predict the memory; undecided settings (recompute auto, layers to offload) follow the recipe's own limit.
 
     `frozen`: values that are not trained, which have neither gradients nor states nor masters.
     """
@@ -77,7 +77,7 @@ def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Mem
 
 
 def _weight_bytes(spec: ModelSpec, config: Train, width: int, trained: int) -> int:
-    """Of the model, and of its adapter, which is what is trained then. Over a base in 4 bits: its layers, and one
+    """Bytes of the model and of its adapter, which is what is trained then. Over a base in 4 bits: its layers, and one
     matrix of them that is in floating point for a while.
     """
     count, adapter = spec.parameters(), trained if config.adapter.rank else 0
@@ -89,7 +89,7 @@ def _weight_bytes(spec: ModelSpec, config: Train, width: int, trained: int) -> i
 
 
 def head_is_trained(spec: ModelSpec, config: Train) -> bool:
-    """Whether the loss makes a gradient of the whole head; an adapter leaves its weights as they are."""
+    """Return whether the whole head gets a gradient; adapters do not change its weights."""
     name = "embedding.weight" if spec.tied else "head.weight"
     frozen = any(fnmatchcase(name, pattern) for pattern in config.model.frozen)
     return not frozen and not config.adapter.rank
@@ -120,7 +120,7 @@ def fitting(
 
 
 def host_bytes(spec: ModelSpec, config: Train, fused: bool) -> int:
-    """What activations of moved layers take on the host."""
+    """Host memory of offloaded activations."""
     tokens = config.data.sequence * config.data.microbatch
     one = layer_bytes(spec, with_offloaded(config, 0).precision, tokens, fused)[1]
     return min(config.precision.offload_layers, spec.layers) * one
@@ -152,7 +152,7 @@ Peak = tuple[int, int, int]  # bytes of gradients, activations, transient
 
 
 def _peaks(spec: ModelSpec, config: Train, tokens: int, fused: bool, trained: int) -> list[Peak]:
-    """At the loss, and when the first layer is walked backward; and in attention, of the last layer and the first."""
+    """Memory peaks: at the loss, in backward of the first layer, and in attention of the last and first layer."""
     width = WIDTHS[config.precision.kind]
     more = config.microbatches > 1
     wide = more and width < 4 and config.precision.masters  # sums in float32
@@ -174,7 +174,7 @@ def _peaks(spec: ModelSpec, config: Train, tokens: int, fused: bool, trained: in
 
 
 def layer_bytes(spec: ModelSpec, precision: Precision, tokens: int, fused: bool) -> tuple[int, int]:
-    """What all layers together keep, and what there is of one while it is walked backward."""
+    """Saved activations of all layers, and the working memory of one layer in backward."""
     width = WIDTHS[precision.kind]
     stream = tokens * spec.hidden * width
     one = _kept(spec, width, tokens, precision.recompute)
@@ -189,7 +189,7 @@ def layer_bytes(spec: ModelSpec, precision: Precision, tokens: int, fused: bool)
 
 
 def _kept(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:
-    """Of one layer, in the fused form; each line is a tensor that an autograd function saves."""
+    """Saved activations of a fused layer; each line is a tensor that an autograd function saves."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     inner = (2 if spec.gated else 1) * _inner(spec)
     columns = spec.hidden  # the sum before attention
@@ -207,7 +207,7 @@ def _kept(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:
 
 
 def _kept_by_plain(spec: ModelSpec, width: int, tokens: int) -> int:
-    """Of one layer by torch's operations, which keep float32 copies around norms where weights have 16 bits."""
+    """Saved activations of a layer with torch operations, including float32 copies around norms of 16-bit models."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     norm = spec.hidden * (width if width == 4 else 8 + 2 * width)
     heads = (queries + keys) * (width if width == 4 else 8 + 2 * width) * spec.qk_norm
@@ -253,13 +253,13 @@ def _logits_bytes(spec: ModelSpec, width: int, tokens: int, fused: bool) -> int:
 
 
 def head_sum_bytes(spec: ModelSpec, width: int, tokens: int, fused: bool) -> int:
-    """Of the head's gradient, which is added up in float32 where the loss takes several chunks of logits."""
+    """Bytes of the head's gradient, which is accumulated in float32 over several chunks of logits."""
     several = tokens * spec.vocab * width > LOGITS if fused else tokens > 4096
     return 4 * spec.vocab * spec.hidden if several and width < 4 else 0
 
 
 def checkpoint_bytes(spec: ModelSpec, config: Train, frozen: int = 0) -> int:
-    """On disk: weights, states and masters of what is trained; frozen weights are referred to."""
+    """Bytes of a checkpoint: weights, states and masters of trained parameters; frozen weights are referenced."""
     width = WIDTHS[config.precision.kind]
     masters = 4 if config.precision.masters and width < 4 else 0
     trained = spec.parameters() - frozen
@@ -267,6 +267,6 @@ def checkpoint_bytes(spec: ModelSpec, config: Train, frozen: int = 0) -> int:
 
 
 def state_bytes(trained: int, optim: Optim) -> int:
-    """What AdamW remembers; Muon, which has one state in place of two, takes less."""
+    """Bytes of AdamW's states; Muon has one state instead of two and needs less."""
     per_value = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0 + 8.0 / 256}[optim.states]
     return math.ceil(trained * per_value)

@@ -1,4 +1,4 @@
-"""What a run says about itself, step by step: two files of lines, and the other places that a recipe names.
+"""Metrics of a run by step: two JSON-lines files and the other sinks of the recipe.
 
     log.jsonl          {"step":10,"loss":3.21,"norm":0.8,"lr":0.0003,"tokens":20480,"tokens_per_s":51200.0,...}
     validation.jsonl   {"step":80,"loss":3.05,"bits_per_byte":1.21,"tokens":16384,"seconds":0.4,"texts":[...]}
@@ -25,7 +25,7 @@ FILE, HELD_OUT_FILE = "log.jsonl", "validation.jsonl"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, as it is logged."""
+    """Log record of a step."""
 
     step: int  # updates done, so the first is 1
     loss: float | None  # None where it was not finite, which JSON cannot say
@@ -43,7 +43,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured after a step on data that the model does not learn from."""
+    """Validation record of a step."""
 
     step: int
     # Nats per token; None where no data is kept apart, or it is not finite.
@@ -222,7 +222,7 @@ def smoothed(records: Sequence[Record], share: float = 0.1) -> list[tuple[float,
 
 
 def numbers(record: Line) -> dict[str, float]:
-    """By name, as other tools show them; those of held-out data under validation/."""
+    """Values by name for other tools; those of held-out data are under validation/."""
     values = msgspec.to_builtins(record)
     prefix = ""
     if isinstance(record, HeldOut):

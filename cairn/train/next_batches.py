@@ -1,4 +1,4 @@
-"""Where the loop gets each step's batches: from a pure source ahead of time, or from another maker of batches.
+"""Batches of each step for the loop: prefetched from a pure source, or produced by another provider.
 
     loop --next_batches(state)--> [Batch, ...]      this data rank's microbatches; none is an answer, too
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class NextBatches(Protocol):
     @property
     def fingerprint(self) -> str:
-        """What the batches depend on, for a checkpoint; see `Source.fingerprint`."""
+        """Identity of the batches for checkpoints; see `Source.fingerprint`."""
         ...
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether a step may have no batches; the ranks then agree on it before each step."""
+        """Return whether a step may have no batches, which the ranks then agree on before each step."""
         ...
 
     def next_batches(self, state: "TrainState") -> list[Batch]:
@@ -43,16 +43,16 @@ class NextBatches(Protocol):
         ...
 
     def close(self) -> None:
-        """After the last step."""
+        """Release resources after the last step."""
         ...
 
 
 @runtime_checkable
 class StatefulBatches(Protocol):
-    """What a `NextBatches` offers beside its batches, if it has a state of its own."""
+    """Additional interface of a `NextBatches` with a state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """On this data rank, after the batches given so far: JSON types, alike on all its tp, pp and cp ranks."""
+        """State of this data rank after the batches so far, as JSON types, equal on all its tp, pp and cp ranks."""
         ...
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What a model is trained for: a loss of each token, made of the log-probability of its target.
+"""Training objectives: a loss for each token, computed from the log probability of its target.
 
     Rule(logp_T, streams) -> loss_T, slope_T          slope = d loss / d logp
 
@@ -45,7 +45,7 @@ class Rule(Protocol):
 
     @property
     def is_cross_entropy(self) -> bool:
-        """Whether the slope is -1 for every token: the kernel then needs one pass over the logits in place of two."""
+        """Return whether the slope is -1 for every token; the kernel then needs one pass over the logits, not two."""
         ...
 
     def __call__(self, logp_T: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
@@ -201,6 +201,6 @@ def token_losses(
 
 
 def valid_tokens(targets: list[Tensor], device: torch.device | str) -> Tensor:
-    """How many tokens of these microbatches have a loss; counted on the device."""
+    """Number of tokens with a loss in these microbatches, counted on the device."""
     counts = [(targets_T != IGNORED).sum() for targets_T in targets]
     return torch.stack(counts).sum().float() if counts else torch.zeros((), device=device)

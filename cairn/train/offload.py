@@ -33,14 +33,14 @@ MOST_GAPS = 4  # times its own size may be moved with a tensor that has gaps
 
 
 class Plan(NamedTuple):
-    """What a run has decided."""
+    """Offloading decision of a run."""
 
     layers: int  # how many are moved
     most_bytes: float  # of the host's memory
 
 
 def spread(layers: int, moved: int) -> frozenset[int]:
-    """Which layers are moved: evenly, and the last one, which backward needs at once, only with all others."""
+    """Indices of offloaded layers, evenly spaced; the last layer, needed first in backward, only with all others."""
     return frozenset(n * layers // moved for n in range(moved))
 
 
@@ -67,7 +67,7 @@ class HostMemory:
         return parts
 
     def release(self) -> None:
-        """One of those who took some needs it no more."""
+        """Release one user of the memory."""
         self.holders -= 1
         if not self.holders:
             self.used = 0
@@ -119,7 +119,7 @@ class _OffloadedPiece:
             mine.copy_(part, non_blocking=True)
 
     def room(self) -> Tensor:
-        """Where it comes back to: aligned as it was, because products of some libraries round by alignment."""
+        """Device buffer with the original alignment, because some libraries' matmuls round by alignment."""
         room = torch.empty(self.phase + self.size, dtype=torch.uint8, device=self.device)
         return room[self.phase :]
 
@@ -129,7 +129,7 @@ class _OffloadedPiece:
 
 
 class _Saved(NamedTuple):
-    """What autograd holds in place of a tensor."""
+    """Placeholder that autograd saves instead of a tensor."""
 
     moved: _OffloadedPiece
     begin: int  # bytes from the start of what was moved
@@ -196,7 +196,7 @@ class _Layer:
         self.ready = self.owner.event()
 
     def leave(self) -> None:
-        """From here on the memory on the device is free, for those who come behind the copies."""
+        """Free the device memory for work that is ordered after the copies."""
         self.wait()
         for moved in self._alive():
             moved.here = None
@@ -231,7 +231,7 @@ class _Layer:
 
 
 class Offload:
-    """Of one run of layers, one microbatch after another."""
+    """Offloading of a sequence of layers, one microbatch after another."""
 
     def __init__(
         self, device: torch.device | str, layers: Iterable[int], memory: HostMemory
@@ -249,7 +249,7 @@ class Offload:
         self.latest, self.place = None, 0
 
     def run(self, layer: nn.Module, call: Callable[[], Any]) -> Any:
-        """One layer; of the tensors that `call` returns, the last one is the first that backward comes to."""
+        """Run a layer; the last tensor that `call` returns is the first that backward reaches."""
         place, self.place = self.place, self.place + 1
         if not torch.is_grad_enabled():
             return call()
@@ -278,13 +278,13 @@ class Offload:
             out.register_hook(fetch)
 
     def _settle(self, most: int) -> None:
-        """At most so many layers are still on their way out."""
+        """Wait until at most `most` layers are being copied out."""
         while len(self.leaving) > most:
             self.leaving.popleft().leave()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """On the stream of copies, behind all that has been launched."""
+        """Context of the copy stream, ordered after all launched work."""
         if self.stream is None:
             yield
             return
@@ -293,7 +293,7 @@ class Offload:
             yield
 
     def event(self) -> Any:
-        """Behind the last copy."""
+        """Event after the last copy."""
         return None if self.stream is None else self.stream.record_event()
 
 

@@ -40,7 +40,7 @@ class PairObjective:
         self._rewards: list[tuple[Tensor, Tensor]] = []
 
     def units(self, batches: "Sequence[Batch]") -> int:
-        """What the loss is divided by, on this data rank."""
+        """Divisor of the loss on this data rank."""
         return sum(len(batch.ids) for batch in batches)
 
     def __call__(
@@ -108,7 +108,7 @@ def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> Pa
 
 
 def margin(reward_S: Tensor, good_S: Tensor) -> dict[str, float]:
-    """By how much good answers are rewarded more than bad ones; nothing where there are only good or only bad ones."""
+    """Reward margin between good and bad answers; empty if there are only good or only bad ones."""
     if good_S.all() or not good_S.any():
         return {}
     return {"margin": float(reward_S[good_S].mean() - reward_S[~good_S].mean())}
@@ -129,7 +129,7 @@ def spread(pair_loss: PairLoss, sides: list[Completions], batch: "Batch") -> tup
 
 
 def _places(batch: "Batch") -> Tensor:
-    """Which answer each token belongs to: 2 p and 2 p + 1 of sample p, and behind all of them for padding."""
+    """Answer index of each token: 2 p and 2 p + 1 for sample p, and the last index for padding."""
     samples, tokens = len(batch.ids), len(batch.tokens_T)
     side_T = batch.extra[SIDE].long()
     sample_T = torch.arange(tokens, device=side_T.device) // (tokens // samples)

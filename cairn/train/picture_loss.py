@@ -46,7 +46,7 @@ def picture_loss(
 def _rows(
     model: Transformer, tower: Tower, rules: ImageRules, chats: Sequence[PictureChat]
 ) -> Tensor:
-    """Of all pictures of all chats, one behind the other; of none, one that is not read."""
+    """Embedding rows of all images of all chats; a dummy row without images."""
     pictures = [picture for chat in chats for picture in chat.pictures]
     weight = model.embedding.weight
     if not pictures:

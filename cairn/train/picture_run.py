@@ -148,7 +148,7 @@ def write(folder: Path, checkpoint: Checkpoint, new: Mapping[str, Tensor]) -> No
 def _text_tensors(
     checkpoint: Checkpoint, model: Transformer
 ) -> Iterator[tuple[tuple[Part, str], Tensor]]:
-    """By part of the checkpoint and name within it."""
+    """Tensors by part of the checkpoint and name."""
     parameters, slots = dict(model.named_parameters()), list(model.slots())
     places = sources(checkpoint.spec, {slot.name: slot.shape for slot in slots})
     for slot in slots:

@@ -1,4 +1,4 @@
-"""In which numbers a model is kept and computed, and how small gradients survive 16 bits.
+"""Numerical precision of weights and computation, and loss scaling for float16.
 
     float32    weights, gradients, states                                        16 bytes per parameter
     bfloat16   weights and gradients; float32 masters and states in the optimizer 16
@@ -29,7 +29,7 @@ def dtype_of(precision: "Precision") -> torch.dtype:
 
 
 class LossScale:
-    """By what the loss is multiplied before backward, and gradients divided after. 1 unless float16."""
+    """Loss scale: multiplies the loss before backward and divides gradients afterwards. 1 unless float16."""
 
     def __init__(self, active: bool, device: torch.device | str) -> None:
         self.active = active
@@ -42,7 +42,7 @@ class LossScale:
         return valid / self.scale if self.active else valid
 
     def factor(self) -> Tensor | float:
-        """For a gradient that does not come from the loss."""
+        """Factor for a gradient that does not come from the loss."""
         return self.scale if self.active else 1.0
 
     def shrink(self, value: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class LossScale:
         return value / self.scale if self.active else value
 
     def update(self, overflowed: Tensor) -> None:
-        """After the step. `overflowed`: gradients were not finite."""
+        """Update the scale after a step. `overflowed`: gradients were not finite."""
         if not self.active:
             return
         self.streak = torch.where(overflowed, 0.0, self.streak + 1)

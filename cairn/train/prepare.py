@@ -1,4 +1,4 @@
-"""From a recipe to everything a loop needs: device, model, data, optimizer. All that can be wrong is found here.
+"""Preparation of a run: device, model, data, optimizer. All configuration errors are found here.
 
     config -> corpus -> spec -> layout fits? -> room on the disk? -> weights -> state
 
@@ -131,7 +131,7 @@ def _offload(config: Train) -> Plan | None:
 
 
 def _frozen_notes(spec: ModelSpec, adapter: AdapterSpec | None, frozen: int) -> list[str]:
-    """How much of the model stays as it is."""
+    """Log lines about frozen parameters."""
     if adapter is not None:
         trained = spec.parameters() - frozen
         return [f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"]
@@ -140,7 +140,7 @@ def _frozen_notes(spec: ModelSpec, adapter: AdapterSpec | None, frozen: int) -> 
 
 
 def _idle(config: Train) -> list[str]:
-    """What the pipeline's schedule costs, where it is much."""
+    """Log lines about a large pipeline bubble."""
     pp, order, microbatches = config.parallel.pp, config.strategy.order, config.microbatches
     if pp == 1:
         return []
@@ -207,12 +207,12 @@ def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill
 
 
 def _has_kernels(spec: ModelSpec) -> bool:
-    """Whether our kernels attend; a state along the sequence is carried by the plain form."""
+    """Return whether the attention kernels support the model; recurrent layers use the plain form."""
     return spec.head_dim in WIDTHS and not spec.latent and not spec.is_recurrent
 
 
 def choose_form(config: Train, device: torch.device, spec: ModelSpec) -> tuple[bool, str]:
-    """Whether the model runs through our kernels, and why."""
+    """Choose between fused and plain form, with the reason."""
     configured = config.precision.kernels
     if configured != "auto":
         return configured == "fused", "precision.kernels says so"

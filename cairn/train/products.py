@@ -37,7 +37,7 @@ class Products(Protocol):
 
 
 class Plain:
-    """As torch multiplies; the form that the others are held against."""
+    """Reference matmul with torch."""
 
     def forward(self, x_MK: Tensor, w_NK: Tensor) -> tuple[Tensor, Kept]:
         return x_MK @ w_NK.t(), ()

@@ -39,7 +39,7 @@ class FakeQuantized:
 
 
 def products_of(config: Train, spec: ModelSpec) -> Products:
-    """How a run multiplies: plainly, in fp8, or with fake quantisation."""
+    """Matmul implementation of a run: plain, fp8, or fake-quantised."""
     grid = grid_of(config, spec)
     return make_products(config.precision.fp8) if grid is None else FakeQuantized(grid)
 

@@ -34,7 +34,7 @@ def recipe(name: str) -> Train:
 
 
 def no_recipe(name: str, recipes: Iterable[str]) -> ConfigError:
-    """What a name may mean that is no recipe: data, a model, or the folder of a run."""
+    """Error for an unknown recipe, with a hint if the name is data, a model or a run folder."""
     if is_data(name):
         hint = f"text to learn from is --data.sources {name}"
     elif is_packaged(name):

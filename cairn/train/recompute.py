@@ -1,4 +1,4 @@
-"""What backward computes again instead of remembering it: memory for time.
+"""Activation recomputation in backward, which trades time for memory.
 
     none        every operation keeps what its gradient needs
     selective   products and attention keep their results; norms, activations and rotations are computed again

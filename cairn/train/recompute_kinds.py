@@ -1,4 +1,4 @@
-"""How much is computed again in backward, by name; from the fastest to the thriftiest. Imports nothing.
+"""Recomputation modes, from the fastest to the one with the least memory. Imports nothing.
 
     none        nothing
     norms       outputs of norms                          the cheapest bytes: one pass over the stream each

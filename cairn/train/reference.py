@@ -1,4 +1,4 @@
-"""What a reference model says about the tokens of preferences: the stream `reference` of every batch.
+"""Log probabilities of a reference model: the stream `reference` of every batch.
 
 with an adapter       the base: the same weights, with the adapter left out of the sum, in every layout
 without one           a second model with the weights that the run began with, on every rank
@@ -64,7 +64,7 @@ class ReferredBatches:
         return self.head(hidden_TD, vocabulary, batch)["logp"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the source, if it has a state."""
+        """State of the source, if it has one."""
         return self.batches.state_dict() if isinstance(self.batches, StatefulBatches) else {}
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:

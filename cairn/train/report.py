@@ -123,7 +123,7 @@ def _charts(records: list[Record], held_out: Sequence[HeldOut]) -> list[Markup]:
 
 
 def _texts(held_out: Sequence[HeldOut]) -> list[str]:
-    """What the model wrote, the last measurement first."""
+    """Generated texts, newest measurement first."""
     if not any(evaluation.texts for evaluation in held_out):
         return []
     rows = [
@@ -146,7 +146,7 @@ def _bad_steps(records: list[Record]) -> list[str]:
 
 
 def _wall_time(config: Train) -> list[str]:
-    """Of a run with recovery: where the time went, and what failed."""
+    """Time breakdown and failures of a run with recovery."""
     ledger = read_ledger(config.folder)
     if ledger is None:
         return []

@@ -42,7 +42,7 @@ from cairn.train.validation import Validation
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run leaves behind."""
+    """Result of a run."""
 
     outcome: Outcome
     folder: str
@@ -140,14 +140,14 @@ def _source(prepared: Prepared) -> Source | NextBatches:
 
 
 def _is_same(folder: Path, tokenizer: Tokenizer) -> bool:
-    """Whether this is the tokenizer in a folder, with the same chat templates."""
+    """Return whether the folder contains this tokenizer with the same chat templates."""
     kept = tokenizer_from_folder(folder)
     same = tokenizer_hash(kept) == tokenizer_hash(tokenizer)
     return same and kept.templates.sources == tokenizer.templates.sources
 
 
 def make_validation(prepared: Prepared) -> Validation | None:
-    """None where the recipe keeps nothing apart and has no prompts."""
+    """Validation of a run; None if the recipe has no held-out data and no prompts."""
     if not prepared.state.config.validation.on:
         return None
     corpus = prepared.corpus

@@ -44,7 +44,7 @@ def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
 
 
 def is_balanced(config: Train) -> bool:
-    """Whether routers have to count: `parallel.balance` does that, for one rank as for many."""
+    """Return whether routers must count tokens, which `parallel.balance` does for any number of ranks."""
     return bool(config.balance.loss or config.balance.bias)
 
 
@@ -61,7 +61,7 @@ def check_balance(config: Train, spec: ModelSpec) -> None:
 
 
 def check_folder(config: Train) -> None:
-    """Whether the run can have its folder at all."""
+    """Check that the run's folder can be created and written."""
     existing = _existing(config)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         what = "is a folder without permission to write" if existing.is_dir() else "is a file"
@@ -101,7 +101,7 @@ def _existing(config: Train) -> Path:
 
 
 def check_goes_on(config: Train, spec: ModelSpec) -> None:
-    """Whether the newest checkpoint of a run that goes on is of this model and these states; reads two files."""
+    """Check that the newest checkpoint of a resumed run fits this model and optimizer; reads two files."""
     root = config.folder / CHECKPOINTS
     saved = complete_steps(root)
     if not saved:
@@ -127,7 +127,7 @@ def check_goes_on(config: Train, spec: ModelSpec) -> None:
 
 
 def check_room(config: Train, spec: ModelSpec, frozen: int = 0) -> None:
-    """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
+    """Check before the first step that a checkpoint fits on the disk."""
     existing = _existing(config)
     free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config, frozen)
     if free < needed:
@@ -138,7 +138,7 @@ def check_room(config: Train, spec: ModelSpec, frozen: int = 0) -> None:
 
 
 def check_memory(config: Train, spec: ModelSpec, device: str, frozen: int = 0) -> None:
-    """Whether what is there between two steps fits, before it is allocated. One process: several divide it."""
+    """Check before allocation that the state between steps fits into memory. Single-process runs only."""
     free = free_bytes(device)
     if config.parallel.world() > 1 or free is None:
         return

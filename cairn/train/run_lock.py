@@ -1,4 +1,4 @@
-"""One run at a time in a folder: two would write over each other's checkpoints and log.
+"""Lock of a run folder, because two runs would overwrite each other's checkpoints and logs.
 
     runs/x/.running     held by the process that writes there, with its number and host in it
 

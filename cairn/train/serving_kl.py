@@ -1,4 +1,4 @@
-"""How far is the model that trains from the one that will be served? KL between the two on held-out tokens.
+"""KL divergence between the training model and the served model on held-out tokens.
 
 Training computes through its own kernels and types, over masters in float32. A server gets the exported weights.
 The same tokens go through both: through the layout that trains, and through the plain model with the weights rounded as

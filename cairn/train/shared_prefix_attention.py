@@ -22,7 +22,7 @@ from cairn.train.data.batch import NONE, Batch
 
 
 class Repeats(NamedTuple):
-    """Which rows of keys are made of which tokens; pure, on the host."""
+    """Mapping from key rows to tokens; pure, on the host."""
 
     tokens_N: Tensor  # of each row of keys, its token
     once_O: Tensor  # tokens that have one row

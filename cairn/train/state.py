@@ -49,7 +49,7 @@ class TrainState:
         self.lr_scale = 1.0  # of the next step; the source of its batches may ask for another one
 
     def units(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """How many losses this data rank has to add up: of tokens, or of what its loss counts instead."""
+        """Number of losses of this data rank: tokens, or the units of its loss."""
         if isinstance(self.loss, CountsUnits):
             return torch.tensor(float(self.loss.units(batches)), device=self.device)
         return valid_tokens([batch.targets_T for batch in batches], self.device)
@@ -81,7 +81,7 @@ class TrainState:
         return msgspec.to_builtins(about)
 
     def restore(self, about: About, pieces: dict[str, Piece]) -> None:
-        """After the tensors of `pieces` have been read."""
+        """Restore the remaining state after the tensors of `pieces` were read."""
         self.step, self.samples, self.tokens = about.step, about.samples, about.tokens
         if about.watch:
             self.watch.restore(about.watch)

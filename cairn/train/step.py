@@ -1,4 +1,4 @@
-"""One training step, on one screen.
+"""A training step.
 
     batches -> count valid tokens of all ranks -> forward, backward -> norm -> veto? -> update -> schedule moves on
 
@@ -72,6 +72,6 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What gradients are multiplied by to be no longer than `max_norm` (0: any length); NaN if they are not finite."""
+    """Factor that limits the gradient norm to `max_norm` (0: no limit); NaN for gradients that are not finite."""
     shortened = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else torch.ones_like(norm)
     return torch.where(norm.isfinite(), shortened, torch.nan)

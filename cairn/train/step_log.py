@@ -1,4 +1,4 @@
-"""What a run logs of each step: the record with its rates, the sinks that keep it, and the losses so far.
+"""Step log of a run: the record with its rates, its sinks, and the losses so far.
 
 A full disk costs lines of the log, not the run. Knows no batches and no checkpoints; `metrics_log` has the files.
 """
@@ -26,14 +26,14 @@ OnRecord = Callable[[Record], None]
 
 
 class Documents(NamedTuple):
-    """What a step has computed."""
+    """Documents of a step."""
 
     lengths: list[int]
     prefixes: list[int]  # tokens that each goes on from
 
 
 class StepLog:
-    """Of one process; only that of rank 0 has sinks."""
+    """Log of a process; only rank 0 has sinks."""
 
     def __init__(
         self, state: TrainState, world: int, log_line: LogLine, on_record: OnRecord
@@ -98,7 +98,7 @@ class StepLog:
             self.put(record)
 
     def put(self, line: Line) -> None:
-        """To all sinks; that a line is lost is reported once."""
+        """Write a line to all sinks; a lost line is reported once."""
         try:
             for sink in self._sinks:
                 sink.put(line)
@@ -111,7 +111,7 @@ class StepLog:
             self._lost = True
 
     def _flops(self, documents: Documents) -> float:
-        """Of a step on this rank, on average over all of them."""
+        """FLOPs of a step on this rank, averaged over all ranks."""
         lengths, prefixes = documents
         adapted = self.config.adapter.rank > 0
         of_data_rank = step_flops(self.state.spec, lengths, adapted, prefixes)

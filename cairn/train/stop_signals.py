@@ -1,4 +1,4 @@
-"""How a run is asked to stop: Ctrl-C, SIGTERM, a terminal that is closed.
+"""Stop signals of a run: Ctrl-C, SIGTERM, hangup.
 
     one process        signal --> event; the loop ends after the current step, with a checkpoint
     several ranks      signal --> parent --SIGTERM--> every rank, which does the same; the parent waits for them
@@ -58,7 +58,7 @@ def forwarding(ranks: Callable[[], Iterable[int]]) -> Iterator[threading.Event]:
 
 @contextmanager
 def handling(handler: Handler) -> Iterator[None]:
-    """For the signals that ask to stop, in the main thread; elsewhere nothing is changed."""
+    """Install a handler for stop signals in the main thread; does nothing in other threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +72,7 @@ def handling(handler: Handler) -> Iterator[None]:
 
 
 def obey_parent() -> None:
-    """In a rank: its parent forwards what the terminal sends, so only SIGTERM counts here."""
+    """Signal handling of a rank: only SIGTERM counts, because the parent forwards signals of the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

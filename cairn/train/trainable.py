@@ -1,4 +1,4 @@
-"""Which weights a run changes, and where those that it does not change come from.
+"""Trained and frozen weights of a run, and the source of the frozen ones.
 
     model.frozen = ["embedding.*", "layers.0.*"]    ->    Trainable(name) -> bool
 
@@ -31,7 +31,7 @@ BLOCK = 16 << 20  # bytes that are hashed at a time
 
 
 class Trainable(msgspec.Struct, frozen=True):
-    """Whether a tensor of the checkpoint is trained. Patterns as a shell's: * and ?"""
+    """Selects the trained tensors of a checkpoint by shell patterns (* and ?)."""
 
     frozen: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if there are some, all other tensors are frozen
@@ -74,7 +74,7 @@ def freeze(module: nn.Module, slots: Iterable[Slot], trainable: Trainable) -> No
 
 
 def frozen_parameters(spec: ModelSpec, trainable: Trainable) -> int:
-    """How many values a run does not change. ConfigError: a pattern fits no tensor, or nothing is left to train."""
+    """Number of frozen values. Raises ConfigError if a pattern matches no tensor or nothing is left to train."""
     if not trainable.frozen:
         return 0
     slots = list(Transformer(spec).slots())
@@ -114,7 +114,7 @@ def adapter_of(config: Train) -> AdapterSpec | None:
 
 
 def trainable_of(config: Train) -> Trainable:
-    """Which tensors a run changes: those of its adapter, or all that are not frozen."""
+    """Trained tensors of a run: those of its adapter, or all that are not frozen."""
     if config.adapter.rank:
         return Trainable(only=(ADAPTED,))
     return Trainable(tuple(config.model.frozen))

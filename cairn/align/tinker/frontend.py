@@ -1,4 +1,4 @@
-"""What Tinker's REST calls do: sessions, models, saved weights and sampling sessions over a `Service`.
+"""Tinker's REST calls: sessions, models, saved weights and sampling sessions over a `Service`.
 
 Sessions, models and sampling sessions are names of this process; weights that were saved lie in a folder and outlive
 it. `tinker://MODEL/weights/NAME` and `tinker://MODEL/sampler_weights/NAME` are folders of that name. A call takes the
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Frontend:
-    """What clients have made: sessions, models, sampling sessions."""
+    """Sessions, models and sampling sessions of clients."""
 
     def __init__(
         self, service: Service, api_key: str | None = None, sampling: Path | None = None
@@ -240,7 +240,7 @@ class Frontend:
     # -- names ----------------------------------------------------------------------------------
 
     def _submit(self, model: str, number: int, work: Callable[[], Any]) -> dict:
-        """What is wrong with a request is said when its turn comes: its number must not be missing."""
+        """Submit work. Errors are reported in sequence, because sequence numbers must not have gaps."""
         return future_of(self.service.submit(model, number, work), model)
 
     def _forget_silent(self) -> None:

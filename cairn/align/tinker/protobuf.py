@@ -31,7 +31,7 @@ def all_bytes(message: Fields, number: int) -> list[bytes]:
 
 
 def last_bytes(message: Fields, number: int) -> bytes:
-    """Of a field that may occur once; empty where it is absent."""
+    """Value of a field that may occur once; empty if it is absent."""
     return (all_bytes(message, number) or [b""])[-1]
 
 
@@ -43,7 +43,7 @@ def text(message: Fields, number: int) -> str:
 
 
 def number_of(message: Fields, number: int) -> int:
-    """Of a field of integers, truth values or an enum; 0 where it is absent."""
+    """Value of an integer, boolean or enum field; 0 if it is absent."""
     value = message.get(number, [0])[-1]
     if isinstance(value, bytes):
         raise RequestError(f"field {number} of a protobuf message is no integer")

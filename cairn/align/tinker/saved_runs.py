@@ -32,7 +32,7 @@ Tensors = dict[str, Tensor]  # parameters of an adapter, by path
 
 
 class About(msgspec.Struct, frozen=True):
-    """Beside the tensors of saved weights."""
+    """Metadata of saved weights."""
 
     base_model: str
     lora: LoraConfig

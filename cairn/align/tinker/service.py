@@ -35,7 +35,7 @@ class Failure(NamedTuple):
 
 
 class Future:
-    """Of one request."""
+    """Result of a request in progress."""
 
     def __init__(self, id: str) -> None:
         self.id, self.born = id, time.monotonic()
@@ -201,7 +201,7 @@ def attempted(work: Callable[[], Answer]) -> Answer | Failure:
 
 
 def failure(problem: Exception) -> Failure:
-    """As its asker sees it: what, and what to do; a fault of ours with its kind."""
+    """Convert an exception to the client's error; internal errors include their type."""
     if isinstance(problem, CairnError):
         return Failure(str(problem), "user")
     return Failure(f"{type(problem).__name__}: {problem}", "server")
@@ -235,7 +235,7 @@ def check_sample(base: SharedBase, request: Sample) -> None:
 
 
 def sampling_of(request: Sample) -> tuple[SamplingParams, list[str]]:
-    """As the engine wants it, and the texts to stop at."""
+    """Convert sampling parameters for the engine, and the stop strings."""
     settings = request.sampling_params
     stop = [settings.stop] if isinstance(settings.stop, str) else settings.stop
     prompt = request.topk_prompt_logprobs if request.prompt_logprobs else None

@@ -1,4 +1,4 @@
-"""One copy of a base model for any number of training runs: each run is the values of a low-rank adapter.
+"""A base model shared by any number of training runs; each run has the values of a low-rank adapter.
 
     run A: adapter, optimizer, gradients  ┐
     run B: adapter, optimizer, gradients  ├── one of them lies in the model's adapter ──  trainer and engine read it
@@ -54,7 +54,7 @@ ALPHA = 32.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the server."""
+    """Settings of the server."""
 
     model: str
     out: Path
@@ -72,7 +72,7 @@ class Weights(NamedTuple):
 
 
 class Run:
-    """One model in training."""
+    """A model in training."""
 
     def __init__(self, lora: LoraConfig, tensors: Tensors, version: int) -> None:
         self.lora, self.version, self.steps = lora, version, 0
@@ -148,7 +148,7 @@ class SharedBase:
         return values
 
     def _adapters(self) -> dict[str, LoRA]:
-        """By the path under which their parameters are."""
+        """Adapters by the path of their parameters."""
         modules = {}
         for name in self.parameters:
             if name.endswith(".a_RK"):
@@ -159,13 +159,13 @@ class SharedBase:
         return modules
 
     def frozen(self, run: Run, name: str) -> bool:
-        """Whether a run was asked to leave this part alone."""
+        """Return whether a run was asked to leave this part alone."""
         if ".attention." in name:
             return not run.lora.train_attn
         return not run.lora.train_mlp if name.startswith("layers.") else not run.lora.train_unembed
 
     def weights_of(self, run: Run) -> Weights:
-        """As they are now; later steps do not change them."""
+        """Copy of the current weights."""
         tensors = self._now() if self._here is run else run.tensors
         return Weights({name: one.clone() for name, one in tensors.items()}, run.version)
 
@@ -210,7 +210,7 @@ class SharedBase:
         return total
 
     def step(self, run: Run, params: AdamParams) -> dict[str, float]:
-        """One update with the gradients that have come together."""
+        """Apply the accumulated gradients."""
         self._put(run)
         gradients = {name: one for name, one in run.gradients.items() if not self.frozen(run, name)}
         settings = Optim(
@@ -252,7 +252,7 @@ class SharedBase:
     # -- files ---------------------------------------------------------------------------
 
     def tokenizer_folder(self) -> Path:
-        """Where clients of this machine find the tokenizer, as transformers reads it."""
+        """Folder with the tokenizer in transformers' format, for local clients."""
         folder = self.settings.out / "tokenizer"
         if not folder.is_dir():
             save_tokenizer(self.tokenizer, folder)

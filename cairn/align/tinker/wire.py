@@ -1,4 +1,4 @@
-"""What Tinker's clients send and expect (SDK 0.36), as our types. Knows no model and no HTTP.
+"""Messages of Tinker's clients (SDK 0.36) as types. Knows no model and no HTTP.
 
     POST forward_backward    protobuf    model, order, data: tokens + tensors by name, loss, its settings
     everything else          JSON
@@ -33,7 +33,7 @@ LOGPROBS = "logprobs"
 
 
 class Datum(msgspec.Struct, frozen=True):
-    """One sequence: its tokens, and tensors with a value for each of them."""
+    """A sequence: its tokens, and tensors with a value for each of them."""
 
     tokens: np.ndarray  # int64 [T]
     inputs: dict[str, np.ndarray]  # [T]
@@ -73,7 +73,7 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 def read_turn(body: bytes) -> tuple[str, int]:
-    """Which model a pass is for, and its number in the order of that model's work."""
+    """Model of a request, and its sequence number."""
     fields = read_fields(body)
     return text(fields, 1), number_of(fields, 2)
 
@@ -213,7 +213,7 @@ class AdamParams(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """Whose work a request is and its number: read before anything that could be wrong with the rest."""
+    """Model and sequence number of a request, read before the rest, which may be invalid."""
 
     model_id: str
     seq_id: int
@@ -227,7 +227,7 @@ class OptimStep(msgspec.Struct, frozen=True):
 
 
 class SaveWeights(msgspec.Struct, frozen=True):
-    """For training to go on, or for sampling."""
+    """Save weights for resuming or for sampling."""
 
     model_id: str
     seq_id: int

@@ -178,7 +178,7 @@ def _allow_many_connections() -> None:
 
 
 def _machine() -> str:
-    """On which the client runs; a server on loopback, too."""
+    """Machine of the client, and of a server on loopback."""
     from cairn.hw.gpus import read_gpus
     from cairn.hw.host import read_cpu
 
@@ -187,7 +187,7 @@ def _machine() -> str:
 
 
 def _without(args: list[str], *names: str) -> list[str]:
-    """What only places the result is no part of the command."""
+    """Remove arguments that only determine the location of the result."""
     kept = []
     skip = False
     for argument in args:

@@ -164,7 +164,7 @@ def check(options: BenchServe) -> None:
 
 
 def serve_args(options: BenchServe) -> list[str]:
-    """Of --start."""
+    """Arguments of --start."""
     try:
         return shlex.split(options.start or "")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How far is a load test? What the status line says of it, a few times a second.
+"""Status line of a load test, updated a few times a second.
 
 8/s poisson  ━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌  212/480  17 in flight  0:33 left
 """

@@ -129,7 +129,7 @@ def _check(options: BenchThroughput) -> None:
 
 
 def _draft_tokens(options: BenchThroughput) -> int | Literal["auto"]:
-    """With synthetic acceptance every step verifies the same number of drafts: what was asked for, or what it needs."""
+    """Number of drafts; with synthetic acceptance it is constant: the requested one, or the one it needs."""
     if not options.synthetic_acceptance:
         return options.draft_tokens
     from cairn.serve.engine.speculate.synthetic import read_rates
@@ -197,7 +197,7 @@ def line(row: "Row") -> str:
 
 
 def form(row: "Row") -> str:
-    """What is not in the type of the model."""
+    """Describe deviations from the model's dtype."""
     parts = (
         row.quantization,
         row.kv_cache and f"{row.kv_cache} KV",

@@ -136,7 +136,7 @@ def _check(options: ChatOptions) -> None:
 
 
 def _question(options: ChatOptions) -> str | None:
-    """What to answer once; None: a person is here to talk."""
+    """A single question to answer; None for an interactive chat."""
     from cairn.cli.chat.chat_state import readable
 
     if options.prompt is not None:

@@ -223,7 +223,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _read(events: Iterator[bytes] | list[bytes]) -> Iterator[Piece | Ending]:
-    """From events to pieces; the ending comes last, when everything has been said."""
+    """Convert events to pieces; the ending comes last."""
     finish, usage = None, _Usage()
     for event in events:
         if event == b"[DONE]":

@@ -1,4 +1,4 @@
-"""What a typed line means: something to say, or a command. And when a text of several lines is complete.
+"""Interpretation of input lines: text or commands, and the end of multi-line text.
 
     hello there            Say("hello there")
     /temperature 0.2       Command("temperature", "0.2")
@@ -137,7 +137,7 @@ class Draft:
         return "\n".join(self._lines)
 
     def feed(self, line: str) -> bool:
-        """Whether the text is complete."""
+        """Return whether the text is complete."""
         if not self.begun and line.lstrip().startswith(QUOTES):
             self._block = True
             line = line.lstrip()[len(QUOTES) :]

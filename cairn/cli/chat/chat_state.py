@@ -31,7 +31,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     turns: list[Turn] = []
 
     def messages(self, question: str) -> list[Message]:
-        """What has been said so far, and the next question."""
+        """Messages so far, and the next question."""
         found: list[Message] = []
         if self.system:
             found.append({"role": "system", "content": self.system})
@@ -49,7 +49,7 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn; None leaves it to the server, or to the engine's defaults."""
+    """Sampling settings; None leaves a setting to the server or to the engine's defaults."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -73,7 +73,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
 
     def params(self) -> SamplingParams:
-        """For our own engine: an answer ends where the model says, or with the context."""
+        """Sampling parameters of the local engine; an answer ends with EOS or with the context."""
         wanted: dict[str, Any] = {"max_tokens": None}
         return SamplingParams(**wanted | self.given())
 
@@ -82,12 +82,12 @@ KNOBS = Sampling.__struct_fields__
 
 
 def readable(text: str) -> str:
-    """What a terminal in another encoding sent, as text that can be sent on: bytes that are no UTF-8 become �."""
+    """Replace bytes that are not UTF-8, from terminals with another encoding, by �."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def with_setting(sampling: Sampling, name: str, text: str) -> Sampling:
-    """One knob set to what a person typed; `default` lets go of it."""
+    """Change a setting; `default` resets it."""
     value: object = None
     if text.strip().lower() not in ("default", "none", "off"):
         kind = int if name in ("top_k", "max_tokens", "seed") else float
@@ -136,7 +136,7 @@ def dump(conversation: Conversation, sampling: Sampling, model: str) -> bytes:
 
 
 def is_chat(data: bytes) -> bool:
-    """Whether a file was written by `dump`, and may be written over."""
+    """Return whether a file was written by `dump`, and may be written over."""
     try:
         msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, RequestError, UnicodeDecodeError):
@@ -145,7 +145,7 @@ def is_chat(data: bytes) -> bool:
 
 
 def parse(data: bytes, where: str) -> tuple[Conversation, Sampling]:
-    """What `dump` wrote; raises DataError for anything else."""
+    """Parse the output of `dump`; raises DataError for anything else."""
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, RequestError, UnicodeDecodeError) as error:

@@ -143,7 +143,7 @@ class Terminal:
         return None
 
     def _keep(self) -> None:
-        """After every line, so that a chat that ends badly has its history, and two at once have both."""
+        """Append each line to the history file immediately, so that crashes and concurrent chats lose nothing."""
         if self._history is None:
             return
         import readline

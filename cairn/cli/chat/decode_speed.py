@@ -1,4 +1,4 @@
-"""How fast an answer was decoded, and how much of what the machine's memory allows. Knows no model.
+"""Decode speed of an answer, and its share of the memory-bandwidth limit.
 
 A speed above the limit shows that the limit is wrong: the bandwidth was measured while the machine was busy, so it is
 measured again and kept; or the weights lie in the processor's cache. No share is given where it would be above 1.

@@ -143,7 +143,7 @@ def run(args: list[str]) -> int:
 
 
 class Ran(NamedTuple):
-    """How the tokens were made."""
+    """Details of the generation."""
 
     finish: str
     device: str
@@ -194,7 +194,7 @@ class Shown:
 
 
 def report(options: Generate, show: Shown, ran: Ran) -> None:
-    """What came of it: one JSON document on stdout, or a line on stderr."""
+    """Print the result: a JSON document on stdout, or a line on stderr."""
     result = Result(
         model=options.model,
         text=show.text,

@@ -32,7 +32,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Logs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the ranks of a job wrote; what the first failing rank said comes last."""
+    """Output of a job's ranks; that of the first failed rank comes last."""
 
     name: Name
     follow: bool = False
@@ -172,7 +172,7 @@ def show_lines(
 
 
 def _run_folder(record: "Record") -> Path:
-    """Where the job keeps its checkpoints, and the ledger of its time."""
+    """Folder of the job's checkpoints and time ledger."""
     return Path(record.job().checkpoint.folder or record.folder / "checkpoints")
 
 

@@ -69,7 +69,7 @@ def run(args: list[str]) -> int:
 
 
 def _planned(job: "Job", engine: "Backend", now: "datetime.datetime") -> "Plan":
-    """On what the engine has, without the nodes that are on the cordon list."""
+    """Resolve the job on the engine's nodes without cordoned ones."""
     from cairn.cluster import cordon_list
     from cairn.cluster.resolve import resolve
 

@@ -176,7 +176,7 @@ def _print(
 
 
 def _print_published(checked: "list[Checked]") -> None:
-    """How far the law that was used is from what others have seen."""
+    """Print the deviation of the failure model from published data."""
     from cairn.cli.columns import lines
 
     print("\nPublished beside predicted")

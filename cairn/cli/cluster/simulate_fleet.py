@@ -58,7 +58,7 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _Fleet(NamedTuple):
-    """What is simulated: the requests, the servers that they go to, and what a good request holds."""
+    """Simulation input: requests, servers and latency limits."""
 
     prompts: "list[Prompt]"
     limits: "Limits"
@@ -134,7 +134,7 @@ def _fleet(options: SimulateFleet) -> _Fleet:
 
 
 def _prompts(options: SimulateFleet, limit: "Limits") -> "list[Prompt]":
-    """Of the trace, or made-up ones that fit the model; says which were left out."""
+    """Prompts of the trace, or synthetic ones that fit the model; prints how many were dropped."""
     from cairn.bench.arrival_traces import BLOCK_TOKENS, read_trace
     from cairn.fleet.simulate_prompts import (
         conversation_blocks,
@@ -238,12 +238,12 @@ def _row(one: "Outcome") -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """In at most eight letters, so that the table fits into 80 columns."""
+    """Format a time in at most eight characters, so that the table fits into 80 columns."""
     return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def _policies(text: str) -> list[str]:
-    """Those that are named, each once."""
+    """Parse policy names without duplicates."""
     from cairn.fleet.routing_policy import POLICIES
 
     if text == "all":
@@ -268,7 +268,7 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _loads(text: str) -> list[float | None]:
-    """None: the one that the trace makes at its own times."""
+    """Parse loads; None is the recorded load of the trace."""
     try:
         found = [None if part.strip() == RECORDED else float(part) for part in text.split(",")]
     except ValueError:

@@ -113,7 +113,7 @@ def run_verify(args: list[str]) -> int:
 
 
 def _verify_file(options: Verify, path: Path) -> int:
-    """One schedule from a file; it has its own number of ranks."""
+    """Verify a schedule from a file, which has its own number of ranks."""
     from cairn.comm.schedule.export import schedule_from
     from cairn.comm.schedule.verify import verify
 

@@ -151,7 +151,7 @@ def run_bench(args: list[str]) -> int:
 
 
 def _measured(options: Bench, specs: list["Spec"], ranks: int) -> list["Row"]:
-    """On ranks of our own, or of mpiexec where MPI is one of the backends."""
+    """Measure on forked ranks, or on ranks of mpiexec if MPI is one of the backends."""
     from cairn.comm.bench_mpi import run_mpi
     from cairn.comm.bench_ranks import run_ranks
     from cairn.comm.bench_sweep import measure
@@ -182,7 +182,7 @@ def _must_be_writable(path: Path | None) -> None:
 
 
 def sizes_of(least: str, most: str, factor: int, step: str) -> list[int]:
-    """From the least to the most, by a factor or a step. 1K is 1024 bytes, as nccl-tests has it."""
+    """Sizes from minimum to maximum by a factor or step. 1K is 1024 bytes, as in nccl-tests."""
     first, last = _size(least), _size(most)
     added = _size(step) if step else 0
     if first < 1 or last < first:
@@ -272,7 +272,7 @@ def _asked(options: Bench) -> list[str]:
 
 
 def _specs(options: Bench, ranks: int, store: Path) -> tuple[list["Spec"], dict[str, str]]:
-    """What to measure, for every type and reduction, and which backends are not here."""
+    """Specifications for every type and reduction, and the unavailable backends."""
     _check(options, ranks)
     sizes = sizes_of(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
     from cairn.comm.bench_operations import REDUCING, TYPES

@@ -145,7 +145,7 @@ def _print_json(document: dict[str, object]) -> None:
 
 
 def _as_known(objects: list[dict[str, Any]], options: FleetApply) -> list[dict[str, Any]]:
-    """In the versions that this cluster has."""
+    """Objects in the API versions that the cluster supports."""
     from cairn.cluster.backends.interface import EngineUnreachable
     from cairn.cluster.operator.objects import as_known
 
@@ -165,7 +165,7 @@ def _as_known(objects: list[dict[str, Any]], options: FleetApply) -> list[dict[s
 
 
 def _namespace(options: FleetApply) -> str:
-    """Where kubectl will put them."""
+    """Namespace that kubectl will use."""
     if options.namespace or options.dry_run or shutil.which("kubectl") is None:
         return options.namespace or "default"
     said = _kubectl(options, "config", "view", "--minify", "--output=jsonpath={..namespace}")

@@ -63,7 +63,7 @@ def run(args: list[str]) -> int:
 
 
 def _gpus() -> list[str]:
-    """Those that the servers may use, as CUDA_VISIBLE_DEVICES names them."""
+    """GPUs that the servers may use, named as in CUDA_VISIBLE_DEVICES."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
         return [name for name in allowed.split(",") if name]

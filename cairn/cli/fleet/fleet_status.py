@@ -27,7 +27,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FleetExplain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which servers were considered for a request, and what each would have cost."""
+    """Servers considered for a request, and the cost of each."""
 
     request: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REQUEST")]
     """its id, as the header x-request-id of the answer has it"""
@@ -76,7 +76,7 @@ def run_explain(args: list[str]) -> int:
 
 
 def _remembered(url: str, request: str) -> dict[str, Any]:
-    """What is known of a request: where the router has several processes, one of them knows it."""
+    """Routing record of a request; with several router processes one of them has it."""
     path = f"/cairn/fleet/requests/{request}"
     for process in _get(url, "/cairn/fleet").get("processes", []):
         try:

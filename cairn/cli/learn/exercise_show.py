@@ -15,7 +15,7 @@ from cairn.labs.wording import WORDS
 
 
 def document(exercise: Exercise, passed: bool) -> dict[str, object]:
-    """What an exercise is, as JSON; its answer is not in it."""
+    """JSON description of an exercise without its answer."""
     about = exercise.about
     return {
         "name": exercise.name,

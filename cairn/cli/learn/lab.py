@@ -80,7 +80,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What your lab record has: the newest run of each lab."""
+    """Your lab record: the newest run of each lab."""
 
     area: str | None = None
     """of this area only"""
@@ -254,7 +254,7 @@ def _chosen(options: Run) -> "list[Lab]":
 
 
 def _refuse_unmet(labs: "list[Lab]", machine: "Machine", language: Language) -> None:
-    """Where none of the labs that were named can run, that is said. Of several, those that can do."""
+    """Raise if none of the named labs can run on this machine."""
     from cairn.labs.needs import unmet
     from cairn.labs.wording import WORDS
 

@@ -1,4 +1,4 @@
-"""How far is a run of labs, and how long will it take? A bar on stderr where a person watches, nothing in a log.
+"""Progress bar and ETA of a run of labs, on stderr if it is a terminal.
 
 Each lab says about how long it takes; the bar weighs them by that, and the time that is left follows the pace so far.
 Drawn between the steps of a lab only: a thread that redraws would run beside what is measured.

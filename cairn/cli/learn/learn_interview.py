@@ -86,7 +86,7 @@ def _placed(known: list[str], language: Language) -> str:
 def _ask(
     one: "Round", question: "Drilled", number: int, total: int, language: Language
 ) -> "Graded | None":
-    """None: the learner has had enough."""
+    """Ask a question; None if the learner quits."""
     from cairn.labs.rubric import grade_answer
 
     head = f"{number}/{total}  {one.title.of(language)} ({question.topic})"
@@ -120,7 +120,7 @@ def _matrix(scores: dict[str, list[float]], language: Language) -> list[str]:
 
 
 def _read(prompt: str) -> str | None:
-    """One line of the terminal or of a pipe; None at its end."""
+    """Read a line from the terminal or a pipe; None at its end."""
     if sys.stdin.isatty():
         try:
             return input(prompt)

@@ -1,4 +1,4 @@
-"""How the roadmap looks in a terminal: the map, a topic, a plan, a question. Lines of text; decides nothing."""
+"""Terminal output of the roadmap: map, topic, plan and question."""
 
 import re
 import shutil
@@ -117,7 +117,7 @@ def answer(asked: Asked, language: Language, graded: Graded | None = None) -> li
 
 
 def grades(graded: Graded, language: Language) -> list[str]:
-    """Which points of the rubric an answer has, and which it lacks."""
+    """Points of the rubric that an answer contains and lacks."""
     found, missing = (
         "; ".join(worded(point, language) for point in points) or "–"
         for points in (graded.found, graded.missing)

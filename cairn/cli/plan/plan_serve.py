@@ -211,7 +211,7 @@ def _check(options: PlanServe) -> None:
 
 
 def _demand(options: PlanServe, spec: "ModelSpec") -> "tuple[Demand, str]":
-    """What the servers get to do, and that in words."""
+    """Demand on the servers, and its description."""
     from cairn.plan.serve_plan import Demand, usual_requests
 
     slo: dict[str, Any] = {

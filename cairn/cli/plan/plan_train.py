@@ -121,7 +121,7 @@ def run(args: list[str]) -> int:
 
 
 def _rates_note(job: "Job", gpu: "Device") -> str:
-    """At which rate the layers multiply in fp8, and what MFU is a share of."""
+    """Note about the fp8 rate and the peak that MFU refers to."""
     from cairn.plan.train_cost import FP8
 
     mfu = f"MFU is of the bf16 peak, {gpu.peak_flops_per_s / 1e12:,.0f} TFLOP/s"
@@ -135,7 +135,7 @@ def _rates_note(job: "Job", gpu: "Device") -> str:
 
 
 def _batch_notes(options: PlanTrain, sequences: int) -> list[str]:
-    """What a step holds, and which size near it lets data parallelism use all GPUs."""
+    """Notes about the batch size, and the nearest one that lets data parallelism use all GPUs."""
     held = sequences * options.sequence
     noun = "sequence" if sequences == 1 else "sequences"
     step = f"{sequences:,} {noun} of {options.sequence:,} = {held:,} tokens a step"
@@ -289,7 +289,7 @@ def _print_losses(plan: "TrainPlan") -> None:
 
 
 def _print_errors(compared: "dict[str, list[Compared]]") -> None:
-    """How far predictions are from what was measured."""
+    """Print the prediction errors."""
     from cairn.plan.measured import median_error
 
     for name, found in compared.items():

@@ -15,7 +15,7 @@ Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ADAPTER")]
 
 
 class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a folder that PEFT or `cairn tune` wrote holds; needs no base model."""
+    """Contents of an adapter folder written by PEFT or `cairn tune`; needs no base model."""
 
     adapter: Folder
     """a folder with adapter_config.json"""
@@ -121,7 +121,7 @@ def _export(args: list[str]) -> int:
 
 
 def _is_free(out: Path, of: tuple[str, ...] = ()) -> bool:
-    """Whether a folder is new, or has nothing but the files named."""
+    """Return whether a folder is new, or has nothing but the files named."""
     if not out.exists():
         return True
     return bool(out.name) and out.is_dir() and {entry.name for entry in out.iterdir()} <= set(of)

@@ -202,7 +202,7 @@ def run_tokenizer(args: list[str]) -> int:
 
 
 def _check_new(folder: Path) -> None:
-    """Before minutes of learning: whether the result can be written there."""
+    """Check before minutes of training that the result can be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty", hint="choose another folder")
     try:
@@ -289,7 +289,7 @@ def run_make(args: list[str]) -> int:
 
 
 def _row(kind: str, seed: int, number: int) -> dict[str, Any]:
-    """One line of a file of made-up documents; of a sum also its parts, for those who check answers."""
+    """A line of a file of procedural documents; an arithmetic problem includes its parts for checking."""
     from cairn.train.data.arithmetic import problem
     from cairn.train.data.chats import chat
     from cairn.train.data.procedural import as_text
@@ -316,7 +316,7 @@ def _tokenizer(name: str) -> "Tokenizer":
 def _read_texts(
     files: "list[TextFile]", made_up: list[str], field: str, advance: "Advance"
 ) -> Iterator[str]:
-    """What a tokenizer learns from: every document of the files, and a few thousand that are made up."""
+    """Training texts of a tokenizer: all documents of the files, and a few thousand procedural ones."""
     from cairn.train.data.documents import Reading, pieces
     from cairn.train.data.procedural import as_text
 

@@ -1,4 +1,4 @@
-"""How `cairn data` shows what it found: facts as lines or JSON, documents as text."""
+"""Output of `cairn data`: facts as lines or JSON, documents as text."""
 
 import sys
 from typing import TYPE_CHECKING, Any

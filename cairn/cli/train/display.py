@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, elsewhere a line for each logged step, both with the time left.
+"""Progress display of a run: a bar on a terminal, else a line for each logged step, both with ETA.
 
     training  ━━━━━━━━╌╌╌╌╌╌╌╌  212/480  0:33 left  loss 2.113 ▇▅▄▃▂▂▁ 48.2k tokens/s
     step 10/480 loss 3.2114 48.2k tokens/s, 1:12 left
@@ -33,7 +33,7 @@ class Display:
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def log_line(self, text: str) -> None:
-        """One line of words, above the bar."""
+        """Print a line above the bar."""
         if self._bar is not None:
             self._bar.clear()
         print(text, file=self._err if self.as_json else sys.stdout, flush=True)
@@ -81,5 +81,5 @@ def curve(losses: list[float], width: int = 16) -> str:
 
 
 def _metrics(record: "Record") -> str:
-    """What the objective says beside its loss."""
+    """Metrics of the objective besides its loss."""
     return "".join(f"{name} {value:.3g} " for name, value in record.metrics.items())

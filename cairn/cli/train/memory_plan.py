@@ -40,14 +40,14 @@ def show_plan(config: Train, as_json: bool) -> int:
 
 
 def _is_fused(config: Train, device: str, spec: "ModelSpec") -> bool:
-    """Whether the run would go through our kernels; as `prepare.choose_form` decides."""
+    """Return whether the run would go through our kernels; as `prepare.choose_form` decides."""
     if config.precision.kernels != "auto":
         return config.precision.kernels == "fused"
     return device != "cpu" and not spec.is_recurrent
 
 
 def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":
-    """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
+    """Predicted memory and its scope: a rank's part if the planner supports the model."""
     from cairn.train.memory import head_is_trained, predict
     from cairn.train.trainable import frozen_values
 
@@ -84,7 +84,7 @@ def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str
 
 
 def _trained_share(spec: "ModelSpec", config: Train, frozen: int) -> float:
-    """Of a rank's weights; an adapter is spread over the ranks as its maps are."""
+    """Trained share of a rank's weights; an adapter is sharded like its linear maps."""
     from cairn.train.parallel.trained_share import largest_trained_share
     from cairn.train.trainable import trainable_of
 

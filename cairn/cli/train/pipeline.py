@@ -80,7 +80,7 @@ def _draw(options: TrainSchedule) -> int:
 
 
 def _compare(options: TrainSchedule) -> int:
-    """One line for each schedule that can run with these numbers, and why the others cannot."""
+    """Compare the schedules that can run with these numbers, with reasons for the others."""
     from cairn.core.errors import ConfigError
     from cairn.train.parallel.pipeline.schedules import SCHEDULES
 

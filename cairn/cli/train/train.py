@@ -116,7 +116,7 @@ def as_file(config: Train, name: str) -> Iterator[Path]:
 
 
 def _print_help(kind: type[TrainVerb], prog: str) -> NoReturn:
-    """With the values of the default recipe, because they are what runs without any flag."""
+    """Print the help with the values of the default recipe, which run without any flag."""
     from cairn.train.recipes import recipe
 
     with as_file(recipe(DEFAULTS[prog]), DEFAULTS[prog]) as file:
@@ -125,7 +125,7 @@ def _print_help(kind: type[TrainVerb], prog: str) -> NoReturn:
 
 
 def early_settings(args: list[str], kind: type[Train], prog: str, prefix: str) -> dict[str, str]:
-    """What flags and environment say about a few settings, before anything is checked: values that are wrong with the
+    """Settings given by flags and environment, before anything is checked: values that are wrong with the
     defaults may be right with the recipe."""
     words = read_flags(leaves(kind), [arg for arg in args if arg != "--explain"], prog)
     for key, what in (("recipe", "RECIPE"), ("out", "--out")):
@@ -212,7 +212,7 @@ def _train_here(config: Train, display: Display) -> "Finished":
 
 
 def _train_rank(config: Train, rank: int, ranks: int, display: Display) -> "Finished":
-    """One of the ranks that a launcher has started."""
+    """Run one of the ranks that a launcher has started."""
     from cairn.train.launch import join_group, reporting_lost_peers
     from cairn.train.parallel.layout import check
     from cairn.train.run import run as run_training

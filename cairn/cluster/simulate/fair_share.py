@@ -18,7 +18,7 @@ ROUNDED = 1 + 1e-9  # sums of tenths that came and went are not what they were
 
 class Shares:
     def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
-        """Without `track` only the cluster's limits are tracked, not the users."""
+        """Track the usage of users only if `track` is set, and the cluster's limits always."""
         self._capacity = (float(cluster.total), cluster.cpus, cluster.memory_gib)
         self.limited = bool(cluster.cpus or cluster.memory_gib)  # by more than GPUs
         self._held: dict[str, list[float]] = {}

@@ -1,1 +1,1 @@
-"""What a router costs, beside others: the same load through each of them."""
+"""Comparison of routers under the same load."""

@@ -1,4 +1,4 @@
-"""What does a router cost? CPU time per JSON request and per streamed event, the same load through each in turn.
+"""CPU time of routers per JSON request and per streamed event, under the same load.
 
 clients --> router --> two servers without a model        CPU of the router's process alone, from the scheduler
 """
@@ -37,7 +37,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(peer: Peer, requests: int, streams: int) -> Cost:
-    """One router; the servers are started anew for each. One that cannot be started has a note instead of figures."""
+    """Measure a router with fresh servers. A router that cannot be started has a note instead of figures."""
     if not peer.installed:
         return Cost(router=peer.name, installed=False, note=f"not installed: {peer.where}")
     try:
@@ -80,7 +80,7 @@ async def _measure(peer: Peer, pid: int, port: int, requests: int, streams: int)
 
 
 def cpu_s(pid: int) -> float:
-    """On a processor so far, all threads together, to the nanosecond."""
+    """CPU time of a process so far, over all threads, in nanosecond resolution."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ MODELS = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
 
 
 class ServerState:
-    """What all connections of a server share: events of a stream, and keys that are to be told."""
+    """State shared by all connections of a server: stream events, and keys to report."""
 
     def __init__(self, events: int) -> None:
         self.events = events or FRAMES
@@ -45,7 +45,7 @@ class ServerState:
             self.keys += zip(prompt.keys, prompt.tokens, strict=True)
 
     def take(self) -> bytes:
-        """Once in a while."""
+        """Periodic report of load and new keys."""
         load = framed(Load(step_s=PERIOD_S, token_s=25e-6))
         if not self.keys:
             return load

@@ -1,4 +1,4 @@
-"""How each router is started in front of the same servers, with one worker, and its balancing by least load.
+"""Start commands of the compared routers: same servers, one worker, least-load balancing.
 
 Those that are not installed are absent: `installed` says where to get them.
 """

@@ -66,7 +66,7 @@ def linear_cross_entropy_reference(
     rule: Rule,
     token_rule: TokenRule | None = None,
 ) -> LinearLosses:
-    """In float32 or float64, all logits at once; its autograd is the gradient."""
+    """Reference in float32 or float64 with all logits at once; autograd gives its gradient."""
     wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
     terms = rule if token_rule is None else rule._replace(z_loss=0.0)
     losses = cross_entropy_reference(x_TD.to(wide) @ weight_VD.to(wide).T, targets_T, terms)
@@ -129,7 +129,7 @@ def linear_cross_entropy(
 
 
 def _scale(targets_T: Tensor, reduction: str, weights_T: Tensor | None, rule: Rule) -> Tensor:
-    """By what each token's loss is multiplied, [1] or [T]; no number crosses to the host."""
+    """Factor of each token's loss, [1] or [T], computed without a copy to the host."""
     if reduction == "mean":
         count = (targets_T != rule.ignore_index).sum().clamp(min=1)
         scale = count.reciprocal().float().reshape(1)

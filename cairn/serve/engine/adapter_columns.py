@@ -29,7 +29,7 @@ class Move(NamedTuple):
 
 
 class Positions:
-    """Which slot has which position. Pure."""
+    """Assignment of adapter slots to positions. Pure."""
 
     def __init__(self, count: int) -> None:
         self._slots = [0] * count  # 0: the position is free
@@ -104,7 +104,7 @@ class AdapterColumns:
 
 
 def _owner(home: Columns | Rows) -> nn.Module | None:
-    """What holds the one matrix of floats that a map multiplies with; None: it has another form, or a bias."""
+    """Module with the single float matrix of a linear map; None for other weight formats or with a bias."""
     owners = home.owners()
     if home.form is not None or len(owners) > 1 or getattr(owners[0], "bias", None) is not None:
         return None

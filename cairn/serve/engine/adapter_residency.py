@@ -1,4 +1,4 @@
-"""Which adapters lie on the device, where more are registered than fit: those used last; the others wait on the host.
+"""Adapter residency: the most recently used adapters are on the device, the others on the host.
 
     use({3, 7}) -> bring in 7, put out 2        an adapter of the step that comes is never put out
 
@@ -21,14 +21,14 @@ class Moves(NamedTuple):
 
 
 class Residency:
-    """At most `most` adapters stay on the device; 0: all of them."""
+    """LRU policy with at most `most` adapters on the device; 0 for no limit."""
 
     def __init__(self, most: int = 0) -> None:
         self.most = most
         self._there: dict[int, None] = {}  # used least recently first
 
     def use(self, numbers: Iterable[int]) -> Moves:
-        """What has to move before a step with these adapters."""
+        """Copies to and from the device that a step with these adapters needs."""
         needed = dict.fromkeys(numbers)
         bring = [number for number in needed if number not in self._there]
         for number in needed:

@@ -156,7 +156,7 @@ class AdapterSlots:
 
 
 class SlotAddend:
-    """What the slots of a step's rows add to one map."""
+    """Addend of the adapters of a step's rows to one linear map."""
 
     def __init__(self, slots: AdapterSlots, home: Linear, number: int, widest: Widest) -> None:
         self.slots, self.home, self.number, self.widest = slots, home, number, widest

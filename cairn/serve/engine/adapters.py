@@ -61,7 +61,7 @@ class Segment(NamedTuple):
 
 
 class Adapters:
-    """Those that a runner has, by number. Numbers are given once and never again."""
+    """Adapters of a runner by number. Numbers are never reused."""
 
     def __init__(self, model: Transformer, obstacle: str | None = None) -> None:
         """`obstacle`: why this runner can have none."""
@@ -83,7 +83,7 @@ class Adapters:
         return FileReader(self.model.embedding.weight.device)
 
     def keep(self, most: int) -> None:
-        """From the first adapter on, at most so many lie on the device."""
+        """Limit the number of adapters on the device."""
         self._residency = Residency(most)
 
     def read(self, folder: str) -> LoadedAdapter:
@@ -110,7 +110,7 @@ class Adapters:
         return LoadedAdapter(spec.rank, addends, flat)
 
     def warm_up(self) -> None:
-        """What only the first adapter would wait for."""
+        """Prepare the work that the first adapter would otherwise wait for."""
         if self.obstacle is None:
             maps = [part for part in self.model.modules() if isinstance(part, Columns | Rows)]
             shapes = [
@@ -221,7 +221,7 @@ class Adapters:
                 home.addend = None
 
     def _addends(self, chunks: Sequence[Chunk]) -> dict[Linear, Addend]:
-        """Of this step's rows, by torch."""
+        """Addends of this step's rows, computed with torch."""
         by_map: dict[Linear, list[tuple[LoRA, Tensor | None]]] = {}
         for number, rows_R in segments_of(chunks, self.model.embedding.weight.device):
             for home, lora in self.loaded[number].addends.items():
@@ -269,7 +269,7 @@ def segments_of(chunks: Sequence[Chunk], device: torch.device | str) -> list[Seg
 
 
 def addend_of(parts: Sequence[tuple[LoRA, Tensor | None]]) -> Callable[[Tensor], Tensor]:
-    """What several adapters add to one map, each to its own rows."""
+    """Combined addend of several adapters to one linear map, each for its own rows."""
     if len(parts) == 1 and parts[0][1] is None:
         return parts[0][0].forward
 

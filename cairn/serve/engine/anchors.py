@@ -1,4 +1,4 @@
-"""Where will another request branch off from this one?
+"""Anchors: positions at which another request is likely to branch off.
 
 A layer with a window, or with a state, can only be continued where its last tokens, or a snapshot, are still there.
 So the pages that matter are those just before an anchor: a length at which another request is likely to go on.
@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 
 def anchors_of(prompt: Sequence[int], ends: Collection[int], page_size: int) -> list[int]:
-    """In whole pages, ascending, each once: behind the first and the last border of a turn, and behind the prompt."""
+    """Anchor positions in whole blocks, ascending: after the first and the last turn, and after the prompt."""
     borders = [at + 1 for at, token in enumerate(prompt) if token in ends] if ends else []
     chosen = {*borders[:1], *borders[-1:], len(prompt)}
     return sorted({tokens // page_size for tokens in chosen} - {0})

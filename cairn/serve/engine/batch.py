@@ -1,4 +1,4 @@
-"""What a step needs on the device, and how the host's decisions get there: in one copy.
+"""Device inputs of a step, transferred from the host in one copy.
 
     chunks -words-> one pinned array of int32 -one copy-> the same array on the device -views-> Decided
 
@@ -32,7 +32,7 @@ NO_BOUNDS: tuple[int, ...] = ()
 
 
 class Layout(NamedTuple):
-    """How many of each a step has room for; a CUDA graph is captured for one layout."""
+    """Capacities of a step's buffers. A CUDA graph is captured for one layout."""
 
     sequences: int
     tokens: int
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def decode(sequences: int) -> "Layout":
-        """One token for each, and room for one new page for each."""
+        """Layout of a decode step: one token and at most one new block for each sequence."""
         return Layout(sequences, sequences, sequences, sequences, 1)
 
     @property
@@ -70,7 +70,7 @@ class Layout(NamedTuple):
         return self.max_query == 1 and not self.verifies
 
     def padding(self, sequences: int, tokens: int) -> list[int]:
-        """How many tokens each of the sequences gets that make a step of so many fill this layout."""
+        """Token counts of the padding sequences that fill this layout."""
         full, rest = divmod(self.tokens - tokens, self.max_query)
         counts = [self.max_query] * full + [rest] * (rest > 0)
         empty = self.sequences - sequences - len(counts)
@@ -168,7 +168,7 @@ class Batch:
         return self.views(layout)
 
     def views(self, layout: Layout, words: Tensor | None = None) -> Staged:
-        """Where on the device a step of this layout lies: always in the same place."""
+        """Device views of a step with this layout, at constant addresses."""
         words = self._device if words is None else words
         if words is None:
             raise ValueError("on a CPU a step lies where it was staged")
@@ -195,7 +195,7 @@ class Batch:
         return inputs
 
     def inputs_of(self, staged: Staged) -> Inputs:
-        """Where the inputs of this step lie once they have been made."""
+        """Views of the buffers that will contain the inputs of this step."""
         tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
         room = self.inputs
         return Inputs(
@@ -253,7 +253,7 @@ def _write(
 def _samples(
     bounds: np.ndarray, rows: Sequence[int], counts: Sequence[int], layout: Layout
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens are followed by one that is drawn, the last `counts` of each sequence, and in which rows."""
+    """Indices and rows of the tokens with sampled successors: the last `counts` of each sequence."""
     at_S, rows_S = np.zeros(layout.samples, int), np.full(layout.samples, PADDING_ROW)
     counts_B = np.array(counts, int)
     ends_B = np.cumsum(counts_B)

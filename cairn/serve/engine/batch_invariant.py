@@ -78,7 +78,7 @@ class Block:
 
 
 def visible_keys(block: int, window: int) -> Tensor:
-    """Which keys the rows of a block see, of all up to the block's end."""
+    """Attention mask of a block's rows over all keys up to the block's end."""
     end = (block + 1) * ROWS
     query_G1, key_N = torch.arange(block * ROWS, end)[:, None], torch.arange(end)
     seen_GN = key_N <= query_G1
@@ -192,7 +192,7 @@ class FixedExperts(Sublayer):
 
 
 def fix_experts(model: Transformer) -> None:
-    """From here on the model computes its experts by whole groups; the weights stay where they are."""
+    """Replace the expert layers by ones that compute whole groups; the weights are shared."""
     for layer in model.layers:
         if isinstance(layer.feed_forward, ExpertLayer):
             layer.feed_forward = FixedExperts(layer.feed_forward)
@@ -229,7 +229,7 @@ class InvariantRunner(Runner):
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
 
     def _pass(self, group: Group, chunks: Sequence[Chunk], inputs: Inputs) -> Tensor:
-        """One group through the model, [ROWS, D]."""
+        """Run a group through the model, [ROWS, D]."""
         rows, tokens = _there(group)
         tokens_G = torch.zeros(ROWS, dtype=torch.int32)
         positions_G = torch.arange(ROWS, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Who holds which page of the KV cache.
+"""Block manager: the KV-cache blocks of each request.
 
 Pages are numbers from 1 to N - 1; what they hold is on the device, and this file has never seen it. Page 0 is the null
 page: padding points at it and no request owns it. A request has a page table for each cache group, all equally long. A
@@ -42,7 +42,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, eq=False):
-    """How far the windows and states of a request that holds pages have come."""
+    """Progress of a request's windows and states."""
 
     filled: int = 0  # places of its tables that have pages in every group
     behind: list[int] = []  # of each window group, places that are freed
@@ -51,7 +51,7 @@ class Holding(msgspec.Struct, eq=False):
 
 
 class Tiers(Protocol):
-    """What happens to pages, for tiers beyond the device."""
+    """Block events for cache tiers beyond the device."""
 
     def filled(self, request: Request, group: int, place: int, page: int) -> None: ...
     def first_missing(self, request: Request, place: int) -> int: ...
@@ -223,7 +223,7 @@ class BlockManager:
         return True
 
     def cut(self, request: Request, start: int, end: int) -> int:
-        """Where a chunk of these tokens has to end, so that a snapshot can be taken at an anchor."""
+        """End of a chunk so that a snapshot can be taken at an anchor within it."""
         size = self.page_size
         inside = (n * size for n in self._tables[request].anchors if start < n * size < end)
         return next(inside, end)
@@ -286,7 +286,7 @@ class BlockManager:
     # -- what is missing, and what is there ----------------------------------------------------------
 
     def _fits(self, request: Request, upto_tokens: int, prefix: PrefixHit | None) -> bool:
-        """Whether there are pages and, for a request that begins, slots for its states."""
+        """Return whether enough blocks are free and, for a new request, slots for its states."""
         if prefix is not None and self.pool.free_states.length < len(self.groups) - self._paged:
             return False
         return self._needed(request, upto_tokens, prefix) <= self._available(prefix)
@@ -329,7 +329,7 @@ class BlockManager:
                     tiers.filled(request, index, place, table[place])
 
     def _offer_windows(self, request: Request) -> None:
-        """What its windows hold at its end: where the conversation goes on."""
+        """Offer the blocks of a finished request's windows to the tiers, for the next turn of the conversation."""
         for index, _ in self._windows if self.tiers is not None else ():
             table = self._page_tables(request)[index]
             for place in range(min(request.published, len(table))):

@@ -1,4 +1,4 @@
-"""What stored float8 keys and values are multiplied by: two numbers for each layer, on the device.
+"""Scales of float8 keys and values: two numbers for each layer, on the device.
 
     from the checkpoint    where it has them
     from the first prompts the largest key and value that a layer computes, with room for larger ones to come
@@ -45,11 +45,11 @@ class CacheScales:
         self.factors_L2.copy_(factors)
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Of keys and of values, each float32 [1]."""
+        """Scales of a layer's keys and values, each float32 [1]."""
         return self._layers[layer]
 
     def measure(self, layer: int, k_TKC: Tensor, v_TKC: Tensor) -> None:
-        """From the keys and values of the first prompts; nothing waits for the device."""
+        """Calibrate the scales from the first prompts without synchronising with the device."""
         for scale_1, values in zip(self.of_layer(layer), (k_TKC, v_TKC), strict=True):
             largest = values.abs().amax().float().clamp(min=SMALLEST)
             scale_1.copy_(largest * (HEADROOM / LARGEST_E4M3))

@@ -1,4 +1,4 @@
-"""How much an engine can hold: sequences of a step, its tokens, the longest request, pages of the cache.
+"""Limits of an engine: sequences and tokens of a step, context length, cache blocks.
 
 Asked for, or what the memory that is left after loading allows; `Sizes.why` says which. The arithmetic is in `sizing`.
 """
@@ -79,7 +79,7 @@ def choose_limits(
 
 
 def _step_size(config: EngineConfig, on_gpu: bool) -> StepSize:
-    """As asked for, or what suits the device."""
+    """Step size from the configuration, or the default of the device."""
     tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
     rows = min(config.max_num_seqs or (GPU_ROWS if on_gpu else CPU_ROWS), tokens)
     return StepSize(tokens, rows, config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE))
@@ -113,7 +113,7 @@ def _fit(
 
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
-    """At most what the model was made for, as with llama.cpp: `start_notes` tells who asked for more."""
+    """Limit the context to the trained length, as llama.cpp does; `start_notes` reports a larger request."""
     if config.max_model_len == "auto":
         return spec.context  # `longest_context` makes it shorter, once the pages are counted
     return min(config.max_model_len or spec.context, spec.context)
@@ -137,7 +137,7 @@ def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
 
 
 def memory_for_pages(device: torch.device, fraction: float) -> tuple[Memory, float]:
-    """What the pages may take, and the share of it; a CPU is shared with everything else."""
+    """Memory available for cache blocks, and the fraction of it to use; a CPU is shared with other programs."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
@@ -150,7 +150,7 @@ def memory_for_pages(device: torch.device, fraction: float) -> tuple[Memory, flo
 
 
 def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
-    """As many as were asked for, if there is room for them at all."""
+    """Check that the requested number of blocks fits into memory."""
     free = free_bytes(str(device))
     if free is not None and pages * of_page > free:
         raise HardwareError(
@@ -161,7 +161,7 @@ def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
 
 
 def groups_note(limits: Limits) -> str:
-    """What the layers keep, where they do not all keep the same."""
+    """Describe the cache groups if the layers differ."""
     layers: dict[str, int] = {}
     for group in limits.groups:
         what = f"the last {group.window} tokens" if group.window else "every token"

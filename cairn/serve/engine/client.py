@@ -70,7 +70,7 @@ LOADING_S = 3600.0  # to load a model or other weights, where no `start_s` is gi
 
 
 class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the engine's processes are looked after. Seconds."""
+    """Supervision of the engine processes; times in seconds."""
 
     watchdog_s: float = 600.0  # with requests but without a finished step for so long, it hangs
     grace_s: float = 30.0  # for running requests, when the engine is stopped
@@ -136,7 +136,7 @@ class EngineClient:
     # -- for users ---------------------------------------------------------------------------------
 
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on receivers are called in this loop's thread, once for a step; before the first request."""
+        """Call receivers in this event loop, once per step. Must precede the first request."""
         self._run = partial(_in_loop, loop)
 
     @property
@@ -145,7 +145,7 @@ class EngineClient:
         return self._over is None and not self._closing
 
     def new_number(self) -> int:
-        """For a request; it is never given again."""
+        """A new request number; numbers are never reused."""
         return next(self._numbers)
 
     def submit(self, receiver: Receiver, request: Submit) -> None:
@@ -223,7 +223,7 @@ class EngineClient:
         self._call(ResetPrefixCache)
 
     def follow_pages(self) -> PageEvents:
-        """What the prefix cache can find, from now on."""
+        """Start reporting changes of the prefix cache."""
         self._followed = PageEvents(())
         self._call(FollowPages)
         return self._followed
@@ -247,7 +247,7 @@ class EngineClient:
         return self.options.start_s or LOADING_S
 
     def watch(self, seconds: float) -> None:
-        """For so long, `stats`, `recent` and `pages` are fresh several times a second."""
+        """Refresh `stats`, `recent` and `pages` several times a second for this period."""
         with self._lock:
             if self.alive:
                 self._group.send(Watch(seconds))
@@ -341,7 +341,7 @@ class EngineClient:
             self._closing = True
 
     def _hangs(self) -> EngineFailed | None:
-        """What the engine should have done by now. A call that is read beside the steps only fails itself."""
+        """Overdue calls. A call that is processed concurrently with steps only fails itself."""
         still_s, stacks = self._watchdog.still_s, "the stacks of the engine follow"
         if self._loading:
             if still_s <= 0:
@@ -410,7 +410,7 @@ class EngineClient:
         group.end()
 
     def _take_receivers(self, problem: CairnError) -> Receivers:
-        """Of requests that fail now; those that come from now on are another group's, and in another dict."""
+        """Take the receivers of requests that fail now; later requests belong to the next worker group."""
         receivers, self._receivers = self._receivers, {}
         self._calls.fail_all(problem)
         self.paused = self.asleep = False

@@ -135,7 +135,7 @@ class CompiledLayers:
 
 
 class _Step:
-    """What the layers of one step share."""
+    """State shared by the layers of a step."""
 
     def __init__(
         self, form: CompiledLayers, x_TD: Tensor, sequences: Sequences, angles: dict[Rope, Angles]

@@ -1,4 +1,4 @@
-"""What a request may say next: the little that the engine knows of grammars.
+"""Interface of output constraints, the part of grammars that the engine uses.
 
     mask() -> bits over the vocabulary -> the sampler chooses among them -> accept(token) -> mask() -> ...
 
@@ -38,7 +38,7 @@ class Constraint(Protocol):
         ...
 
     def followed(self, tokens: Sequence[int]) -> int:
-        """How many of these could come next, one behind the other."""
+        """Number of leading tokens that the constraint accepts in sequence."""
         ...
 
     def copy(self) -> "Constraint":

@@ -1,4 +1,4 @@
-"""What is done to an engine between two of its steps: pause, sleep, other weights, adapters, an empty cache.
+"""Control operations between steps: pause, sleep, weight updates, adapters, cache reset.
 
     pause  -> resume    nothing is scheduled; requests stay where they are
     sleep  -> wake      nor is the device's memory held: refused while requests are under way
@@ -54,7 +54,7 @@ class Controls(ABC):
         return [request for request in aborted if request is not None]
 
     def request_ids(self) -> list[RequestId]:
-        """Of all that it holds, those whose pictures wait included."""
+        """Ids of all requests, including those that wait for image embeddings."""
         waiting = [request.id for request in self.media.waiting] if self.media else []
         return [*waiting, *self.scheduler.requests]
 
@@ -88,7 +88,7 @@ class Controls(ABC):
             self.runner.check_sleep(level)
 
     def wake(self) -> None:
-        """One that is paused stays so. A CairnError: it sleeps on."""
+        """Wake up; a paused engine stays paused. After a CairnError it still sleeps."""
         if self.asleep:
             self.runner.wake()
             self.asleep = False
@@ -141,7 +141,7 @@ class Controls(ABC):
             ) from problem
 
     def load_adapter(self, number: int, adapter: LoadedAdapter) -> None:
-        """From now on requests may have this number."""
+        """Register an adapter, so that requests may use its number."""
         self._check_awake()
         self.runner.adapters.add(number, adapter)
 

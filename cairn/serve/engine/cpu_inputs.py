@@ -1,4 +1,4 @@
-"""What a step works on, made on a CPU: `kernels.step_inputs` and what a head has drafted in NumPy, for few numbers.
+"""Inputs of a step on a CPU: `kernels.step_inputs` and head drafts in NumPy, which is faster for few numbers.
 
 The reference is a chain of thirty small torch operations, which is most of what a step of a small model costs besides
 its products. NumPy does the same on the same memory at a tenth of the price.

@@ -1,4 +1,4 @@
-"""Whether the weights get a second copy by columns, because this CPU's library multiplies with it faster.
+"""Decision whether weights get a transposed copy because this CPU's library multiplies faster with it.
 
 Checkpoints store a matrix row by row. With several tokens some libraries (OpenBLAS on ARM: 1.3 to 6 times) are faster
 when the columns lie together; others do not care. So it is measured, on one matrix of the model, before the copy

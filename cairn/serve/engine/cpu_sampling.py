@@ -31,7 +31,7 @@ STEEPEST = 1e30  # 1 / temperature
 
 
 class DrawParameters(NamedTuple):
-    """How the token of one row is drawn."""
+    """Sampling parameters of one row."""
 
     temperature: float
     top_k: int
@@ -64,7 +64,7 @@ def sample_on_cpu(
 
 
 def _likeliest(logits_SV: Tensor) -> Tensor:
-    """Of equals the first, as the reference has it; what is not a number before all. NumPy is ten times as fast."""
+    """Argmax with the reference's tie-breaking: the first of equals, NaN before all. NumPy is ten times as fast."""
     if logits_SV.dtype == torch.bfloat16:
         return logits_SV.max(dim=-1).indices
     return torch.from_numpy(logits_SV.numpy().argmax(-1))
@@ -114,7 +114,7 @@ def _rivals(below_V: Tensor, words_V: np.ndarray, likeliest: int) -> np.ndarray:
 
 
 def _kept(row_V: Tensor, below_V: Tensor, likeliest: int, how: DrawParameters) -> np.ndarray:
-    """What top-k, top-p and min-p leave, in ascending order."""
+    """Tokens that remain after top-k, top-p and min-p, in ascending order."""
     largest, whole = (
         row_V[likeliest],
         None,
@@ -139,7 +139,7 @@ def _kept(row_V: Tensor, below_V: Tensor, likeliest: int, how: DrawParameters) -
 
 
 def _stay(weights_R: Tensor, how: DrawParameters) -> int:
-    """How many of these, the likeliest first, top-p and min-p leave; equals stay or go together."""
+    """Number of leading (most likely) tokens that top-p and min-p keep; ties are kept or dropped together."""
     least = how.min_p * weights_R[0]
     if how.top_p < 1:
         before_R = weights_R.cumsum(0) - weights_R
@@ -149,7 +149,7 @@ def _stay(weights_R: Tensor, how: DrawParameters) -> int:
 
 
 def _powers(row_R: Tensor, largest: Tensor, how: DrawParameters) -> Tensor:
-    """Of the softmax, but for its sum."""
+    """Exponentials of the softmax without normalisation."""
     return (row_R.double() - largest.double()).div_(how.temperature).exp_()
 
 

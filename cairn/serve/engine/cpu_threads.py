@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU: as many as the container may use, which torch does not ask for.
+"""Number of CPU threads: as many as the container may use, which torch does not respect.
 
 A quota of two CPUs on a machine of 64 stops all 64 threads of a product for most of every period. A user who sets
 OMP_NUM_THREADS has decided for himself.
@@ -24,7 +24,7 @@ SMALL = (
 
 
 def few_tokens(matrices: Sequence[int]) -> int:
-    """How many tokens of a step one thread computes, by the mean size of the matrices, in elements."""
+    """Largest step in tokens that one thread computes, by the mean number of elements of the matrices."""
     mean = sum(matrices) / max(len(matrices), 1)
     return int(ONE_THREAD_FLOPS / (2 * mean)) if 0 < mean <= SMALL else 0
 

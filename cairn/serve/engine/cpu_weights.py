@@ -1,4 +1,4 @@
-"""In which form do the weights serve on this CPU? Decided by what the file holds and what is measured here, and said.
+"""Weight format on a CPU, chosen by the stored format and by measurement, and logged.
 
     auto    quantised matrices stay as they are stored, as with `packed`. Without a compiler they get as few bits as
             they have, where that is faster: 4-bit groups stay what they are, other matrices become 8-bit rows. A
@@ -179,7 +179,7 @@ def _stay_packed(blocks: list[BlocksForm], rounded: Sequence[str] = ()) -> str:
 
 
 def _whole(model: Transformer, whole_head: bool) -> str:
-    """What is not packed, and how much memory it takes."""
+    """Describe the weights that are not packed, and their memory."""
     if model.embedding.lookup is not None:
         return "the embedding is looked up in the file, mapped"
     if isinstance(model.embedding.form, BlocksForm):
@@ -191,7 +191,7 @@ def _whole(model: Transformer, whole_head: bool) -> str:
 
 
 def _return_freed_memory() -> None:
-    """To the system: glibc keeps hundreds of freed matrices, some of them for as long as the process runs."""
+    """Return freed memory to the system; glibc would keep hundreds of freed matrices."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None: another C library
     if trim is not None:
         trim(0)
@@ -210,7 +210,7 @@ class _Packing:
         self.own_rows = False  # 8-bit rows are multiplied by our kernels, not by torch's
 
     def choose_rows(self, matrices: list[Tensor]) -> None:
-        """By trying both on some rows of each shape."""
+        """Choose the row format by timing both on some rows of each shape."""
         if any(RoundedRows.obstacle(w_NK.shape[1]) for w_NK in matrices):
             return
         self.own_rows = True
@@ -256,7 +256,7 @@ class _Packing:
 
 
 def _matrix(part: Linear) -> RowsOfMatrix:
-    """In floating point, or one whose rows become that when they are read."""
+    """The matrix of a linear map in floating point, or one that dequantises rows on access."""
     return _stored(part) or part.joined()
 
 
@@ -286,7 +286,7 @@ def _largest(peak_K: Tensor, count: int) -> Tensor:
 
 
 def _one_of_each_shape(every: list[Linear]) -> list[Linear]:
-    """From the middle of the model, where layers are like most others."""
+    """Select a linear map of each shape from the middle of the model, whose layers are typical."""
     half = every[len(every) // 2 :]
     return list({tuple(weight.shape for weight in p.matrices()): p for p in half}.values())
 
@@ -304,7 +304,7 @@ def _obstacle(model: Transformer, choice: Choice, bits: float) -> str | None:
 
 
 def _gain(pairs: list[tuple[Map, Map]]) -> float:
-    """How many times as fast the packed forms are, one matrix of each shape, the lesser of one token and eight.
+    """Speedup of the packed formats over one matrix of each shape, the lower of one and eight tokens.
 
     On one thread and by its own clock, which does not run while others have the CPU: a busy machine answers the same.
     """

@@ -40,7 +40,7 @@ SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 
 
 class Shape(NamedTuple):
-    """What makes one graph differ from another."""
+    """Key of a captured graph."""
 
     layout: Layout
     fresh: bool = False  # no sequence has computed anything before
@@ -79,7 +79,7 @@ def mixed_sizes(limits: Limits) -> tuple[int, ...]:
 
 @functools.cache
 def shared_sizes(limits: Limits) -> tuple[int, ...]:
-    """Of mixed steps behind shared pages."""
+    """Token counts of captured mixed steps with a shared prefix."""
     sizes = mixed_sizes(limits)
     return tuple(size for size in sizes if size <= MOST_SHARED) or sizes[:1]
 
@@ -237,7 +237,7 @@ class Graphs:
                 self.capture(shape)
 
     def capture(self, shape: Shape) -> None:
-        """Without memory for it there is no graph, and steps of this shape run kernel by kernel.
+        """Capture a graph. If memory does not suffice, steps of this shape run without a graph.
 
         With other ranks that is an error: they have launched collectives that this one has not, and would wait for it.
         """

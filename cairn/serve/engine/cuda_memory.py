@@ -55,7 +55,7 @@ class _Copy2D(ctypes.Structure):
 
 
 class CudaMemory:
-    """Of one device; the calling thread has its context."""
+    """Virtual memory of one device through the CUDA driver; the calling thread needs its context."""
 
     def __init__(self, device: int) -> None:
         try:

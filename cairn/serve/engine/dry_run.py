@@ -26,7 +26,7 @@ from cairn.serve.engine.start import start_with
 
 
 class Engine(NamedTuple):
-    """What an engine will be: what it launches follows from it."""
+    """Description of an engine that determines the kernels it launches."""
 
     spec: ModelSpec
     config: EngineConfig
@@ -61,7 +61,7 @@ def fewer_layers(spec: ModelSpec, least: int = 2) -> ModelSpec:
 
 
 def dry_run(runner: GPURunner) -> None:
-    """One step of each kind."""
+    """Run a step of each type."""
     if runner.graphs is not None:
         for shape in runner.graphs.common_shapes():
             runner.run_blank(shape)

@@ -1,4 +1,4 @@
-"""What an engine launches outside of its graphs, so that it is compiled and loaded before anybody waits for it.
+"""Warm-up of kernels launched outside of graphs, so that they are compiled before the first request.
 
     large     many prompts at once: new sequences alone and any, few and many, numbers that 16 divides and does not
     special   penalties, masks of grammars, logit bias and log-probabilities, which are drawn behind a graph
@@ -36,7 +36,7 @@ def large_shapes(limits: Limits) -> list[Shape]:
 
 
 def _layout(tokens: int, sequences: int, limits: Limits) -> Layout:
-    """None of them longer than a request may be."""
+    """Layout of a warm-up step whose sequences do not exceed the context length."""
     sequences = max(sequences, -(-tokens // limits.context))
     longest = -(-tokens // sequences)
     return Layout(sequences, tokens, most_new_pages(limits), sequences, max(2, longest))

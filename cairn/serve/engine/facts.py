@@ -56,7 +56,7 @@ def _media(engine: Engine) -> MediaCounts:
 
 
 def _tiers(engine: Engine) -> tuple[int, int, int, int, int]:
-    """Of the cache beyond the device: tokens from host and disk, loads that failed, pages of both."""
+    """Counters of cache tiers: tokens loaded from host and disk, failed loads, blocks of both."""
     tiers = getattr(engine, "tiers", None)
     if tiers is None:
         return 0, 0, 0, 0, 0
@@ -65,7 +65,7 @@ def _tiers(engine: Engine) -> tuple[int, int, int, int, int]:
 
 
 def facts_of(engine: Engine) -> Facts:
-    """Of the weights as they lie in memory, whatever form they were given there."""
+    """Facts about the weights in memory, in any format."""
     model = getattr(engine.runner, "model", None)
     if model is None:  # a simulated device has no model
         return Facts()
@@ -85,14 +85,14 @@ def facts_of(engine: Engine) -> Facts:
 
 
 def _read(model: Transformer) -> int:
-    """What one decoded token is multiplied with."""
+    """Weight bytes read per decoded token."""
     if model.spec.experts is not None:
         return 0
     return sum(part.read_bytes() for part in linears(model))
 
 
 def gpu_uuids(device: torch.device, ranks: int) -> list[str]:
-    """Of the GPUs of all ranks, which are in a row; none on a CPU."""
+    """UUIDs of the GPUs of all ranks, which are consecutive; empty on a CPU."""
     if device.type != "cuda":
         return []
     uuids = [torch_uuid((device.index or 0) + rank) for rank in range(ranks)]

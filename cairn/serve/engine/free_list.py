@@ -57,15 +57,15 @@ class FreeList:
         self.length -= 1
 
     def append(self, page: int) -> None:
-        """To the end: taken last."""
+        """Append to the end, to be allocated last."""
         self._insert(page, self._previous[0], 0)
 
     def recycle(self, page: int) -> None:
-        """Before the border: taken behind other such pages, and before every page that was appended."""
+        """Insert before the border: allocated after other recycled blocks and before all appended ones."""
         self._insert(page, self._previous[self._border], self._border)
 
     def prepend(self, page: int) -> None:
-        """To the front: taken next."""
+        """Insert at the front, to be allocated next."""
         self._insert(page, 0, self._next[0])
 
     def _insert(self, page: int, before: int, after: int) -> None:

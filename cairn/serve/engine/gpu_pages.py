@@ -36,7 +36,7 @@ from cairn.serve.engine.spans import Reach
 
 
 class Extent(NamedTuple):
-    """What the host has to know about a step before its kernels are launched."""
+    """Host-side information about a step that kernel launches need."""
 
     max_query: int  # no sequence has more tokens in this step
     fresh: bool = False  # no sequence has computed anything before
@@ -47,7 +47,7 @@ class Extent(NamedTuple):
 
 
 class AroundAttention(Protocol):
-    """What a step that shares the chip with another does around each of its attentions."""
+    """Hooks around each attention of a step that runs concurrently with another."""
 
     def before(self) -> None: ...
     def after(self) -> None: ...
@@ -91,7 +91,7 @@ class PagedOnGPU(Paged):
         return self._over_pages(q_THC, keys, values, rule)
 
     def projected(self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule) -> Tensor:
-        """From the fused projection [T, (H + 2K) * C] to [T, H, C]; the table is by token where there are axes."""
+        """Attention from the fused projection [T, (H + 2K) * C] to [T, H, C]; with axes the table is by token."""
         keys, values = self.pool.of_layer(rule.layer)
         positions_T = self.positions_T if self.axes_3T is None else None
         if self.extent.measures and self.pool.scales is not None:
@@ -166,7 +166,7 @@ class PagedOnGPU(Paged):
     def _both_ways(
         self, reach: Reach, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule
     ) -> Tensor:
-        """Of a sequence with tokens that see what stands behind them, by torch."""
+        """Attention, with torch, of a sequence with bidirectional spans."""
         size, tables_BP = self.pool.page_size, self._group_tables[self.pool.group_of[rule.layer]]
         count = reach.tokens.stop - reach.tokens.start
         first = max(0, reach.length - count + 1 - rule.window) // size if rule.window else 0

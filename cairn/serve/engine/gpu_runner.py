@@ -48,7 +48,7 @@ Forms = tuple[Fused | None, TwoBatchOverlap | None]  # that a step may run in
 
 
 def launch_s(model: Transformer) -> float:
-    """For how long a step must keep the device busy so that the host launches the next one meanwhile.
+    """Device time of a step that hides the host's launch of the next one.
 
     In the time of products in 16 bits: in 8 bits twice as many tokens are done by then.
     """

@@ -38,7 +38,7 @@ DRAFTING_NEW = 0.1  # what the newest step counts for in the mean time of drafti
 
 
 class Output(NamedTuple):
-    """What a step brought to one request."""
+    """Output of a step for one request."""
 
     request: Request
     tokens: Sequence[int]  # several where drafts held; none: it ended without one
@@ -118,7 +118,7 @@ class Engine(Controls):
         return request
 
     def step(self) -> list[Output]:
-        """One turn of the loop; what it brought, which in the overlapped form is what was launched a turn ago."""
+        """Run one iteration and return its outputs; with overlap they belong to the step launched before."""
         if self.paused or self.asleep:
             return self.land_last()
         outputs = self._admit_media() if self.media is not None else []
@@ -172,7 +172,7 @@ class Engine(Controls):
         return step, flight, outputs
 
     def land_last(self) -> list[Output]:
-        """What was in flight when the engine was paused."""
+        """Complete the step in flight, for example when the engine is paused."""
         due, self._flying = self._flying, None
         if due is None:
             return []
@@ -210,7 +210,7 @@ class Engine(Controls):
         return []
 
     def _note_seconds(self, step: Step, scheduling: float, computing: float) -> None:
-        """By these the number of drafts is chosen. Only a CPU has computed when a step is launched.
+        """Record the times that determine the number of drafts. Only on a CPU is a launched step already computed.
 
         Of the thread's own clock, which does not run while others have the CPU: their load says nothing about drafts.
         """
@@ -226,7 +226,7 @@ class Engine(Controls):
                 speculation.wait_s += DRAFTING_NEW * (scheduling - speculation.wait_s)
 
     def _note_drafts(self, step: Step) -> None:
-        """How sure the head is of what it has drafted behind this step. On a CPU that is known by now."""
+        """Record the draft head's confidence for this step, which is already known on a CPU."""
         speculation = self.scheduler.speculation
         if speculation is None or speculation.pace is None or not step.chunks:
             return

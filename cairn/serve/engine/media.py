@@ -35,7 +35,7 @@ class NewRows:
 def pieces_of(
     pictures: Sequence[Picture], spans: Sequence[Sequence[range]], spec: VisionSpec
 ) -> list[Piece]:
-    """Of the placeholders in a prompt: a piece for each run of them."""
+    """Pieces of image embeddings: one for each run of placeholders in a prompt."""
     pieces = []
     for number, (picture, runs) in enumerate(zip(pictures, spans, strict=True)):
         offset = 0
@@ -48,7 +48,7 @@ def pieces_of(
 
 
 def _placed(piece: Piece, picture: Picture, spec: VisionSpec) -> Piece:
-    """With its lines, and the steps of a video as far apart as its frames are."""
+    """Add the grid of an image, with the steps of a video spaced by its frame interval."""
     apart = spec.tokens_per_second * spec.tower.frames * picture.frame_s or 1.0
     return msgspec.structs.replace(
         piece,

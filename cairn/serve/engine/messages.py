@@ -1,4 +1,4 @@
-"""What the engine's process and its client tell each other.
+"""Messages between the engine process and its client.
 
     client --Submit, Abort, Stop-->  worker        any number at any moment, read between two steps
     client <--Tokens, Beat, ...----  worker        one Tokens for each step that brought something
@@ -68,7 +68,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):
-    """From rank 0 to all ranks: the grammar of this submitted request is compiled."""
+    """Sent by rank 0 to all ranks: the grammar of a submitted request is compiled."""
 
     id: int
 
@@ -230,7 +230,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """With its first token: so that it is known even if the request's end is never read."""
+    """Sent with the first token, so that it is known even if the end of the request is never read."""
 
     cached: int
     ledger: Ledger
@@ -252,7 +252,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
-    """What one step brought: to request `ids[i]` its next token, or its next `counts[i]` tokens."""
+    """Tokens of a step: request `ids[i]` gets one token, or `counts[i]` tokens."""
 
     steps: int
     ids: list[int]
@@ -273,7 +273,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True, tag="pages"):
-    """What the prefix cache has stored and dropped, in order; before the tokens of the same step."""
+    """Changes of the prefix cache in order, sent before the tokens of the same step."""
 
     events: list[tuple[bool, bytes]]  # as `PageEvent`
 
@@ -311,7 +311,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
-    """It was asked to, and has left nothing undone."""
+    """The worker has stopped on request, with nothing left to do."""
 
 
 Report = Tokens | Pages | Ready | Beat | Returned | Failure | Stopped

@@ -1,4 +1,4 @@
-"""Which pages can be found as a prefix, reported as it changes: for routers that have to know what each server has
+"""Events of the prefix cache, for routers that track what each server has
 cached.
 
     PrefixCache --stored, dropped, cleared--> PageEvents --take--> followers
@@ -32,10 +32,10 @@ class PageEvents:
         self._log.append(PageEvent(False, b""))
 
     def extend(self, events: Iterable[tuple[bool, bytes]]) -> None:
-        """Of an engine in another process."""
+        """Add events of an engine in another process."""
         self._log.extend(PageEvent(*event) for event in events)
 
     def take(self) -> list[PageEvent]:
-        """What is new since the last call, in order."""
+        """Return the events since the last call, in order."""
         log = self._log
         return [log.popleft() for _ in range(len(log))]

@@ -27,7 +27,7 @@ class PageMap(msgspec.Struct, frozen=True, array_like=True):
 
 
 def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> PageMap:
-    """Of all pages but the null page 0."""
+    """Map of all blocks except the null block 0."""
     holders = blocks.pool.holders[1:]
     cell_text = page_map(holders, blocks.prefix._entry_of[1:], cells)
     if len(blocks.groups) == 1:

@@ -1,4 +1,4 @@
-"""Which pages are free, which are held, and by how many: counts that know neither requests nor tables.
+"""Reference counts and free lists of KV-cache blocks, independent of requests and block tables.
 
     free --take--> held once --hold--> held several times
       ^-------------------release--------------'    (one that the prefix cache knows stays findable while it is free)
@@ -44,7 +44,7 @@ class PagePool:
         return page
 
     def hold(self, page: int, group: int) -> None:
-        """Once more: one that is held, or free and found."""
+        """Increment the reference count of a block that is in use or cached."""
         if self.holders[page] == 0:
             self.free.remove(page)
             self.cached -= 1
@@ -53,7 +53,7 @@ class PagePool:
         self.holders[page] += 1
 
     def release(self, page: int, keep: bool = True) -> None:
-        """Once less. `keep`: where it becomes free and can be found, it is among the last to be taken."""
+        """Decrement the reference count. `keep`: a block that becomes free and is cached is reused last."""
         self.holders[page] -= 1
         if self.holders[page]:
             return
@@ -69,7 +69,7 @@ class PagePool:
             free.recycle(page)
 
     def drop(self, page: int, is_free: bool) -> None:
-        """It can be found no more."""
+        """Remove a block from the prefix cache."""
         if page in self.prefix:
             self.cached -= is_free and page < self.pages
             self.prefix.drop(page)
@@ -83,7 +83,7 @@ class PagePool:
         self.prefix, self.free, self.cached = other.prefix, other.free, other.cached
 
     def _free_list(self, page: int) -> FreeList:
-        """Where this page, or slot of a state, stands while no request holds it."""
+        """Free list of a block or state slot."""
         return self.free if page < self.pages else self.free_states
 
     def check_integrity(self, listed: Sequence[tuple[int, int]]) -> None:

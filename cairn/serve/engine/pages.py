@@ -103,7 +103,7 @@ class PagePool:
             self.cache[:, :, page].zero_()
 
     def _forget_views(self) -> None:
-        """They are made again when they are asked for."""
+        """Drop the cached views, which are recreated on access."""
         for view in ("by_slot", "slots", "layers", "rows", "addresses"):
             self.__dict__.pop(view, None)
 
@@ -124,12 +124,12 @@ class PagePool:
 
     @cached_property
     def slots(self) -> list[Tensor]:
-        """Of each layer, keys and values by slot: [2, slots, head, column]."""
+        """Keys and values of each layer by slot: [2, slots, head, column]."""
         return [self.cache[place].flatten(1, 2) for place in self._place_of]
 
     @cached_property
     def addresses(self) -> list[tuple[int, int]]:
-        """Of each layer, where its keys and its values begin; whole tokens lie together."""
+        """Addresses of each layer's keys and values; tokens are contiguous."""
         return [(kept[0].data_ptr(), kept[-1].data_ptr()) for kept in self.slots]
 
     @cached_property
@@ -151,14 +151,14 @@ class PagePool:
 
     @cached_property
     def rows(self) -> list[Tensor]:
-        """Of each layer, pages of keys and behind them those of values, a row for each."""
+        """Blocks of each layer as rows: keys, then values."""
         return [
             self.cache[place].view(-1, self.cache[place, 0, 0].numel()) for place in self._place_of
         ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Of a CPU, from memory that the system hands out as zeros: a page that was never used takes none.
+    """Zeros; on a CPU from anonymous memory, so that unused blocks take no memory.
 
     Not from numpy, which asks for huge pages: the first token would take 2 MB of keys and 2 MB of values of each layer.
     """
@@ -250,7 +250,7 @@ class Paged:
 
     @cached_property
     def sequences(self) -> Sequences | None:
-        """Of the step, for the compiled attention; None: the cache or what its tokens see is not for that."""
+        """Sequences of the step for the compiled attention; None if it does not support the cache or the mask."""
         if self.reaches or not fits(self.pool.cache):
             return None
         return Sequences(
@@ -326,7 +326,7 @@ class Paged:
 
     @cached_property
     def _only_length(self) -> int | None:
-        """Of the only sequence; None: there are others, padding, several tables or states."""
+        """Length of the only sequence; None with other sequences, padding, several tables or states."""
         if len(self.slots_GT) > 1 or len(self.lengths_B) > 1 or self.pool.states is not None:
             return None
         (length,) = self.lengths_B.tolist()
@@ -335,7 +335,7 @@ class Paged:
 
     @cached_property
     def _slots(self) -> tuple[Tensor, ...]:
-        """Of each group; padding goes where no query reads."""
+        """Cache slots of each group; padding goes to the null block."""
         return self.slots_GT.clamp(min=NULL_PAGE).long().unbind()
 
     def _slots_of(self, rule: Rule) -> Tensor:
@@ -346,7 +346,7 @@ class Paged:
         flat.index_copy_(0, self._slots_of(rule), new_TKC.to(cache.dtype))
 
     def _plan(self, group: int, window: int) -> "tuple[Singles | None, list[Several]]":
-        """Who attends together, and who alone; the same for all layers of a group with the same window."""
+        """Batched and single attention calls, shared by all layers of a group with the same window."""
         if (group, window) not in self._plans:
             self._plans[group, window] = self._make_plan(group, window)
         return self._plans[group, window]
@@ -436,7 +436,7 @@ class Singles:
         ]
 
     def _hidden(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores, [B, 1, 1, N]."""
+        """Additive attention mask [B, 1, 1, N]."""
         if self._mask is None:
             places = torch.arange(self.tables_BP.shape[1] * self.size)
             place_BN = self.first_B[:, None] * self.size + places

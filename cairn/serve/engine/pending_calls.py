@@ -60,7 +60,7 @@ class PendingCalls:
 
 
 def as_raised(failure: Failure | Returned) -> CairnError:
-    """What the worker could not start with, or do, as if it had been raised here."""
+    """Convert a failure reported by a worker to an exception."""
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, CairnError):
         return kind(failure.message, failure.hint)

@@ -46,7 +46,7 @@ class Span(msgspec.Struct):
 
 
 class ArenaRows:
-    """Which rows of the arena hold which piece. Rows that no request holds are taken again, the oldest first."""
+    """Allocation of arena rows to pieces. Rows without a request are reused, the oldest first."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -130,7 +130,7 @@ def words_of_pieces(request: "Request", start: int, tokens: list[int]) -> list[i
 
 
 def identity_within(pieces: Sequence[Piece], first: int, last: int) -> bytes:
-    """What tells a page of tokens `first .. last` from one with the same placeholders for other pieces."""
+    """Identity of the pieces within tokens `first .. last`, which distinguishes blocks with equal placeholders."""
     parts = []
     for piece in pieces:
         if piece.start < last and first < piece.end:

@@ -1,4 +1,4 @@
-"""One vector for a whole prompt, made of its hidden states as the chunks of its prefill are computed.
+"""Pooling of a prompt's hidden states over its prefill chunks.
 
     mean   the sum over all tokens of the prompt, divided by how many they are
     last   the state of the last token, which has seen all the others
@@ -21,7 +21,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Part(NamedTuple):
-    """What one chunk adds."""
+    """Contribution of a chunk."""
 
     start: int  # of the chunk; 0 begins again: the request was preempted
     last: bool  # the prompt ends with this chunk
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 def part_of(chunk: Chunk, hidden_TD: Tensor) -> Tensor:
-    """On the device: the chunk's share, [D]."""
+    """Contribution [D] of a chunk, on the device."""
     if chunk.request.params.pooling == "last":
         return hidden_TD[-1].to(torch.float32, copy=True)  # the step may use its memory again
     return hidden_TD.sum(0, dtype=torch.float32)

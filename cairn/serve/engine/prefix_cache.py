@@ -1,4 +1,4 @@
-"""Which pages already hold the beginning of this prompt?
+"""Prefix cache: lookup of the blocks that already contain the beginning of a prompt.
 
 A full page is known by a hash of its tokens and of the page before it, so that one hash stands for the whole prefix;
 the salt and the identity (weights, adapter) go into the first. Requests with the same prefix, salt and identity find
@@ -45,7 +45,7 @@ class HitStatistics(msgspec.Struct):
 
 
 class Entry(NamedTuple):
-    """What a findable page holds."""
+    """Cache entry of a block."""
 
     group: int
     digest: bytes
@@ -80,7 +80,7 @@ class PrefixCache:
         self._paged = sum(group.kind != "state" for group in self.groups)
 
     def __len__(self) -> int:
-        """How many pages can be found."""
+        """Number of cached blocks."""
         return sum(len(pages) for by_digest in self._pages_of for pages in by_digest.values())
 
     def __contains__(self, page: int) -> bool:
@@ -183,7 +183,7 @@ class PrefixCache:
     # -- how long a prefix each group accepts ------------------------------------------------------
 
     def _accepted(self, digests: Sequence[bytes]) -> int:
-        """In pages. A group that wants less than the others is asked first again, until all agree."""
+        """Longest prefix in blocks that all groups accept, by iterating until the groups agree."""
         length, agreed = len(digests), 0
         while length and agreed < len(self.groups):
             for index, group in enumerate(self.groups):
@@ -234,7 +234,7 @@ class PrefixCache:
 def page_hashes(
     request: Request, tokens: Sequence[int], page_size: int, weights: bytes = b""
 ) -> list[bytes]:
-    """Of the full pages of these tokens, which begin with the prompt of the request. Changes nothing.
+    """Hashes of the full blocks of these tokens, which begin with the request's prompt. No side effects.
 
     `weights`: the identity of those whose pages are meant; outside the engine a request does not know it.
     """
@@ -252,7 +252,7 @@ def _hashes(
     page_size: int,
     identity: bytes,
 ) -> list[bytes]:
-    """Of the full pages that these tokens fill behind the pages of `known`."""
+    """Hashes of the full blocks that these tokens fill after the blocks of `before`."""
     written = array("i", tokens).tobytes()
     first, width = len(before) * page_size, TOKEN_BYTES * page_size
     parent = before[-1] if before else _root(request.salt, identity + _both_ways(request))
@@ -276,7 +276,7 @@ def _both_ways(request: Request) -> bytes:
 
 
 def _root(salt: str, identity: bytes) -> bytes:
-    """What the first page's hash begins with. Both have their length before them, so that none is part of another."""
+    """Root of the hash chain. Salt and identity are length-prefixed, so that concatenations are unambiguous."""
     if not salt and not identity:
         return ROOT
     parts = (salt.encode(), identity)

@@ -147,7 +147,7 @@ class WorkerGroup:
         return EngineFailed(f"{who} ended without a word (exit status {status})")
 
     def stacks(self) -> str:
-        """What every thread of every rank is doing now."""
+        """Stack traces of all threads of all ranks."""
         parts = []
         for process in self.processes:
             with suppress(ProcessLookupError):

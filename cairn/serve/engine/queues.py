@@ -1,4 +1,4 @@
-"""Which requests wait, which run, and which row, pages and arena rows each of them holds.
+"""Waiting and running requests, and the row, blocks and arena rows of each.
 
     add --> waiting --admit--> running --finish--> finished
                ^----preempt-------'

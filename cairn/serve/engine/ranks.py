@@ -1,4 +1,4 @@
-"""One rank's place among those that share a model: the verbs of `Shards` over torch.distributed.
+"""Tensor-parallel rank: the collectives of `Shards` over torch.distributed.
 
     gloo on CPUs, NCCL on GPUs; ranks of one host meet in a file of the engine's private folder
 
@@ -43,7 +43,7 @@ class Ranks:
         return weight
 
     def smallest(self, number: int) -> int:
-        """Of all ranks' numbers."""
+        """Minimum over all ranks."""
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         least = torch.tensor(number, device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -84,7 +84,7 @@ def join_ranks(config: EngineConfig, rank: int, folder: str) -> Shards:
 
 
 def device_of(shards: Shards, device: str) -> str:
-    """Where this rank computes."""
+    """Device of this rank."""
     if shards.size == 1:
         return device
     return f"cuda:{shards.rank}" if device_kind(device) == "cuda" else "cpu"

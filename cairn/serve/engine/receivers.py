@@ -1,4 +1,4 @@
-"""From one report of the engine's process to all requests whose tokens are in it.
+"""Distribution of a step's report to the requests it contains tokens for.
 
     Tokens: ids, tokens, ended --deliver--> put, wake | end, wake        the engine died --fail--> all
 
@@ -13,13 +13,13 @@ from cairn.serve.engine.messages import Begun, Ended, Scored, Tokens
 
 
 class Receiver(Protocol):
-    """Who gets the answer to one request. Called in one thread, the client's unless it was told of another: returns
+    """Receiver of a request's output. Called in one thread, the client's unless another was set: returns
     at once, raises nothing."""
 
     id: int
 
     def begin(self, begun: Begun | None, prompt: list[Scored] | None, pooled: bytes | None) -> None:
-        """What comes with the first token, just before it."""
+        """Called with the first token, just before it."""
         ...
 
     def put(self, tokens: list[int], scored: list[Scored] | None, ended: Ended | None) -> None:
@@ -35,7 +35,7 @@ class Receiver(Protocol):
         ...
 
     def wake(self) -> None:
-        """After `put`, `end` or `fail`: tell who waits."""
+        """Called after `put`, `end` or `fail` to notify the waiting reader."""
         ...
 
 
@@ -43,7 +43,7 @@ Receivers = dict[int, Receiver]  # by the number of their request, as long as it
 
 
 def deliver(report: Tokens, receivers: Receivers) -> None:
-    """Those whose requests have ended are taken out."""
+    """Deliver a report; receivers of finished requests are removed."""
     for id in report.begun.keys() | report.prompts.keys() | report.pooled.keys():
         if (receiver := receivers.get(id)) is not None:
             receiver.begin(report.begun.get(id), report.prompts.get(id), report.pooled.get(id))

@@ -92,14 +92,14 @@ class Recorded:
         return self.lean.tapped(tokens_T, positions_T, attend, taps)
 
     def _angles(self, positions_T: Tensor, attend: Attend | None = None) -> Angles:
-        """Of the one kind of rotary positions that the layers have; of learned ones nothing."""
+        """Angles of the layers' only RoPE; placeholders for learned positions."""
         for angles in self.lean.angles(positions_T, attend).values():
             return angles
         return Angles(positions_T, positions_T)
 
     @torch.inference_mode()
     def _record(self, alone: SingleToken) -> Callable[..., Tensor]:
-        """What it computes on the way goes to the null page."""
+        """Record a step; values computed while recording go to the null block."""
         shape, lean = alone.shape, self.lean
 
         def step(

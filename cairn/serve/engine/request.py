@@ -1,4 +1,4 @@
-"""One request on its way through the engine: what was asked, how far it has come, how it ended.
+"""Request of the engine: its parameters, progress and result.
 
 The scheduler moves the fields, the runner reads them, the loop writes the times of the ledger. A request knows no
 clock, no queue and no page but the numbers of its own. It is compared by identity: an id may be used again later.
@@ -39,7 +39,7 @@ DRAFTED = -(2**31)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one engine can hold. All of it is known before the first request arrives."""
+    """Limits of an engine, fixed before the first request."""
 
     rows: int  # most requests that run at the same time
     step_tokens: int  # most tokens computed in one step
@@ -89,7 +89,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def page_tables(self) -> int:
-        """How many cache groups have page tables."""
+        """Number of cache groups with block tables."""
         return sum(group.kind != "state" for group in self.groups)
 
     def pages_for(self, request: "Request") -> int:
@@ -99,7 +99,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def capacity(self) -> int:
-        """How many tokens of one request the whole cache holds; where all layers have windows, the whole context."""
+        """Tokens of a single request that fit into the cache; the whole context if all layers have windows."""
         size = self.page_size
         places = range(1, max(self.pages - 1, -(-self.context // size)) + 1)
         fit = bisect_right(
@@ -109,7 +109,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Ledger(msgspec.Struct):
-    """Where the time of a request went. Moments of the loop's clock, 0 until they are known; else seconds, counts.
+    """Timings of a request: moments of the loop's clock (0 until known), durations in seconds, counts.
 
     arrived <= admitting <= scheduled <= first_token <= finished
     """

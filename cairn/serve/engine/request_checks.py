@@ -1,4 +1,4 @@
-"""Whether a request can ever be served by this engine: each refusal has the numbers that say why."""
+"""Checks whether an engine can ever serve a request; refusals state the numbers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -86,7 +86,7 @@ def _check_place(priority: object, salt: object) -> None:
 
 
 def _check_text(tokens: int, params: SamplingParams, context: int) -> None:
-    """Of a text encoder."""
+    """Check a request to a text encoder."""
     if params.pooling is None:
         raise RequestError(
             "this model generates no text: it embeds and scores texts, or transcribes speech",

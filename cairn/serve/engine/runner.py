@@ -65,7 +65,7 @@ class Landed(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """What a step leaves on the device."""
+    """Device results of a forward pass."""
 
     hidden_TD: Tensor
     logits_SV: Tensor
@@ -74,7 +74,7 @@ class Forward(NamedTuple):
 
 
 class Runner:
-    """One device's share of the work."""
+    """Execution of steps on one device."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Runner:
             self.head.compiled = None
 
     def wake(self) -> None:
-        """After `sleep`: weights as they were, read again if they were dropped; pages empty."""
+        """Restore the weights after `sleep`, reading them again if they were dropped; the cache is empty."""
         if self._slept is None:
             return
         if self._slept >= 2 and self.source is not None:
@@ -269,7 +269,7 @@ class Runner:
         return Paged(self.pool, slots_GB, positions_B, lengths_B, tables_GBP, None)
 
     def keep(self, staged: Staged, tokens_S: Tensor) -> None:
-        """What the next step begins with: the last tokens, and of rows with drafts how many of them held."""
+        """Store the inputs of the next step: the last tokens, and the number of accepted drafts of each row."""
         if not staged.verifies:
             keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
             return
@@ -342,7 +342,7 @@ class Runner:
         return self.model.logits(hidden_TD)
 
     def _logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
-        """On their way to the host in one copy: each one more is a pause of the device between two steps."""
+        """Log probabilities, copied to the host in one transfer, because each one pauses the device between steps."""
         packed = self._to_host(self.sampler.logprobs(logits_SV, tokens_S, n))
         return views_of(packed, len(tokens_S), n)
 

@@ -1,4 +1,4 @@
-"""From logits to the next token of each request: parameters by row on the device, and what only some ask for.
+"""Sampling of the next token of each request: parameters by row on the device, plus optional features.
 
     common    temperature, top-k, top-p, min-p, seed: one kernel, inside a CUDA graph
     special   penalties, logit bias, min_tokens, grammars: the logits are changed first, outside of graphs
@@ -43,14 +43,14 @@ class Mirror(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Of one row's logits, on the device."""
+    """Sparse changes of a row's logits, on the device."""
 
     token_C: Tensor
     added_C: Tensor
 
 
 class Special(NamedTuple):
-    """What the request of a row asks for beside the common parameters."""
+    """Optional sampling features of a row's request."""
 
     bias: Changes | None
     not_yet: Changes | None  # what would end an answer that is short of min_tokens
@@ -58,7 +58,7 @@ class Special(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One token that is drawn for a request."""
+    """A token to sample for a request."""
 
     request: Request
     index: int  # which of its outputs it will be
@@ -71,7 +71,7 @@ class Draw(NamedTuple):
 
 
 class Runs:
-    """What a step with drafts draws, by depth: depth d is drawn behind a request's d-th draft."""
+    """Samples of a step with drafts by depth: depth d follows a request's d-th draft."""
 
     def __init__(self, requests: Sequence[Request], drafts: Sequence[Sequence[int]]) -> None:
         self.requests, self.drafts = requests, drafts
@@ -99,7 +99,7 @@ class Runs:
         return [self._draw(i, depth) for i in self.at_depth(depth)]
 
     def every_draw(self) -> list[Draw]:
-        """In the order of the step."""
+        """All samples in the order of the step."""
         depths = [(i, depth) for i, own in enumerate(self.drafts) for depth in range(1 + len(own))]
         return [self._draw(i, depth) for i, depth in depths]
 
@@ -196,7 +196,7 @@ class Sampler:
     def _sample_runs(
         self, logits_SV: Tensor, position_S: Tensor, rows_S: Tensor, runs: "Runs"
     ) -> Tensor:
-        """At once; with penalties all first draws, then all second ones, ..: a penalty counts the drafts before."""
+        """Sample all draws; with penalties by depth, because a penalty counts the preceding drafts."""
         if not any(is_penalised(request.params) for request in runs.requests):
             return self._sample_each(logits_SV, position_S, rows_S, runs.every_draw(), rows_S)
         tokens_S = torch.zeros(len(rows_S), dtype=torch.int32, device=self.device)
@@ -224,7 +224,7 @@ class Sampler:
         draws: Sequence["Draw"],
         counted_S: Tensor,
     ) -> Tensor:
-        """One draw for each row; `counted_S`: rows whose penalties count it, -1 elsewhere."""
+        """Sample one token for each row; `counted_S`: rows whose penalties count it, -1 elsewhere."""
         scores_SV = self._biased(logits_SV, draws)
         penalised = [is_penalised(draw.request.params) for draw in draws]
         penalties = self._penalties if any(penalised) else None
@@ -248,13 +248,13 @@ class Sampler:
         return tokens_S
 
     def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> Tensor:
-        """As `views_of` reads them."""
+        """Log probabilities in the packed format of `views_of`."""
         packed = torch.empty(packed_size(len(tokens_S), n), device=self.device)
         logprobs(logits_SV, tokens_S, n, out=views_of(packed, len(tokens_S), n))
         return packed
 
     def _allowed(self, draws: "Sequence[Draw]") -> Tensor | None:
-        """What the requests' grammars allow, [S, W]; None: none has one. The device computes logits meanwhile."""
+        """Token masks [S, W] of the requests' grammars, or None. The device computes logits meanwhile."""
         if all(draw.mask_W is None for draw in draws):
             return None
         shape, pinned = (len(draws), words(self.vocabulary)), self.device.type == "cuda"
@@ -307,7 +307,7 @@ class Sampler:
         return on_host.pin_memory().to(self.device, non_blocking=True)
 
     def _start_counts(self, request: Request) -> None:
-        """Of what is in its prompt and answer. Nothing here waits for the device: steps are in flight."""
+        """Initialise the token counts of a request without synchronising with the device."""
         if self._penalties is None:
             repetition_N, presence_N, frequency_N = _parts(self._on_device, self.rows)[4:7]
             self._penalties = no_penalties(self.rows, self.vocabulary, self.device)._replace(
@@ -323,7 +323,7 @@ class Sampler:
 
 
 def _drawn_last(request: Request) -> int:
-    """Which of its outputs the newest step draws, when that has no drafts: the last of those in flight."""
+    """Index of the output that the newest step samples, without drafts: the last one in flight."""
     return request.total - len(request.prompt) - 1
 
 
@@ -339,7 +339,7 @@ def _mirror(rows: int, pinned: bool) -> Mirror:
 
 
 def _parts(buffer: Tensor, rows: int) -> list[Tensor]:
-    """As the fields of a mirror, one behind the other."""
+    """Views of the buffer as consecutive fields."""
     floats = [
         buffer[(8 + 4 * i) * rows : (12 + 4 * i) * rows].view(torch.float32) for i in range(6)
     ]
@@ -360,7 +360,7 @@ def no_penalties(rows: int, vocabulary: int, device: torch.device) -> Penalties:
 
 
 def _bits(tokens: Sequence[int], vocabulary: int) -> np.ndarray:
-    """One bit for each token of the vocabulary, in words of 32."""
+    """Bit set over the vocabulary in 32-bit words."""
     is_counted = np.zeros(32 * words(vocabulary), dtype=np.uint8)
     is_counted[np.asarray(tokens, dtype=np.int64)] = 1
     return np.packbits(is_counted, bitorder="little").view(np.int32)

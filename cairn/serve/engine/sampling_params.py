@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen, and when it wants to stop.
+"""Sampling parameters and stop conditions of a request.
 
 The names, meanings and defaults are those that vLLM's users know; a name that is not here is refused. Every value is
 checked when the object is made, so that nothing behind this file meets a NaN, a negative count or an empty stop
@@ -111,7 +111,7 @@ class SamplingParams(
 
 
 def _normalise(params: SamplingParams) -> None:
-    """One spelling for each meaning: the rest of the engine asks only once."""
+    """Normalise equivalent spellings, so that the engine handles only one."""
     stop: object = params.stop
     if stop is None or isinstance(stop, str):
         msgspec.structs.force_setattr(params, "stop", [] if stop is None else [stop])
@@ -179,7 +179,7 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
 
 
 def check_count(name: str, entries: Sized, most: int) -> None:
-    """Before any entry is looked at."""
+    """Check the number of entries before any is examined."""
     if len(entries) > most:
         raise RequestError(f"{name} has {len(entries)} entries", hint=f"it can have {most}")
 

@@ -1,4 +1,4 @@
-"""Which requests compute which tokens in the next step.
+"""Scheduler: selects the requests and tokens of the next step.
 
 Pure Python: no torch, no clock, no I/O. The engine's loop and the simulator both call `schedule`, and the ranks of a
 tensor-parallel group call it in lock step: the same calls give the same decisions.
@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def in_flight(self) -> int:
-        """How many steps with chunks have been scheduled and not updated."""
+        """Number of scheduled steps whose results have not been processed."""
         return len(self._in_flight)
 
     @property
@@ -173,7 +173,7 @@ class Scheduler:
         return request.constraint is None or not request.pending
 
     def _continue_running(self, step: Step, budget: int) -> int:
-        """One chunk for each running request; returns what is left of the budget."""
+        """Schedule a chunk for each running request; returns the remaining budget."""
         page_size, speculation = self.limits.page_size, self.speculation
         running = self.queues.running
         reserved = 0  # tokens of those that decode and come after the prompts
@@ -270,7 +270,7 @@ class Scheduler:
         return self.blocks.entries(request, 0, len(request.blocks))
 
     def _requeue_failed(self, step: Step) -> None:
-        """Whose pages could not be loaded is admitted again, and finds what there is."""
+        """Requeue requests whose blocks could not be loaded; they look up the prefix cache again."""
         running = self.queues.running
         for request in [
             r for r in running if r.loading is not None and r.loading.state == "failed"
@@ -346,7 +346,7 @@ class Scheduler:
     def _prepare(
         self, request: Request, end: int, step: Step
     ) -> tuple[int, int, Sequence[int]] | None:
-        """Where the next chunk can end, and what its window groups add to the tables for it.
+        """End of the next chunk, and the blocks that its window groups add to the tables.
 
         None: there was not one page, and the request was the last of the running.
         """
@@ -461,7 +461,7 @@ class Scheduler:
         return [Advance(request, NO_TOKENS, True) for request in (*step.failed, *ended)]
 
     def _consequences(self, step: Step) -> tuple[dict[Request, None], set[int]]:
-        """Who has computed with what `step` did not write, and which findable pages hold it."""
+        """Requests that used data which a failed step did not write, and the cached blocks with such data."""
         lost = {chunk.request: None for chunk in step.chunks}
         unwritten = {page for _, pages in step.filled for page in pages}
         tables = self.limits.page_tables

@@ -1,4 +1,4 @@
-"""How many tokens do all requests of a step begin with, in pages that they share?
+"""Length of the prefix that all requests of a step share in the same blocks.
 
     request 0   p3 p7 p9 p4 | p12 p30          pages that the prefix cache gave to several requests are the same pages,
     request 1   p3 p7 p9 p4 | p15               so comparing their numbers tells what they have in common
@@ -50,7 +50,7 @@ class SharedPrefix:
 
 
 def common_pages(tables: Sequence[Sequence[int]], most: int) -> int:
-    """With how many of the same pages, at most so many, do all tables begin?"""
+    """Number of leading blocks, at most `most`, that all tables share."""
     first = tables[0]
     common = most
     for table in tables[1:]:

@@ -23,7 +23,7 @@ MOST_TOKENS = 32  # of `FewTokens`: more are a prompt, whose own work is more th
 
 
 class CachedSequence(NamedTuple):
-    """Where the tokens of a sequence lie one behind the other."""
+    """Cache view of a sequence with contiguous tokens."""
 
     by_slot: Tensor  # the pool, or a copy of the sequence's pages, as `PagePool.by_slot`
     first: int  # slot of its first token there
@@ -48,7 +48,7 @@ class TokenEntry(NamedTuple):
 
 
 class SingleToken(NamedTuple):
-    """One sequence with one token."""
+    """Attention of one sequence with one token."""
 
     shape: tuple[int, int, int]  # of a token's key and value
     new: tuple[Tensor, ...]  # of each layer, where this token's go
@@ -80,7 +80,7 @@ class SingleToken(NamedTuple):
 
 
 class FewTokens:
-    """One sequence with its last `tokens` tokens in this step; each sees what stands before it, and itself."""
+    """Causal attention of one sequence with its last `tokens` tokens."""
 
     def __init__(self, cached: CachedSequence, length: int, tokens: int) -> None:
         cache, first = cached.by_slot, cached.first
@@ -106,7 +106,7 @@ class FewTokens:
         return out_KTGC.transpose(0, 1).reshape(self.tokens, -1)
 
     def _hidden(self, group: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores of each token's queries, [T * G, N]."""
+        """Additive attention mask [T * G, N]."""
         if group not in self._masks:
             hidden_TN = torch.zeros(self.tokens, self.length, dtype=dtype)
             ahead_TT = torch.full((self.tokens, self.tokens), -torch.inf, dtype=dtype).triu_(1)
@@ -118,6 +118,6 @@ class FewTokens:
 def _keys_and_values(
     cache: Tensor, start: int, length: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Of each layer, [1, K, N, C]."""
+    """Keys and values of each layer, [1, K, N, C]."""
     kept = cache.narrow(2, start, length).transpose(2, 3)
     return tuple(kept[:, 0:1].unbind()), tuple(kept[:, 1:2].unbind())

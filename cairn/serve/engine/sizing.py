@@ -1,4 +1,4 @@
-"""How many pages fit, and how many requests run at once? Decided before the first request, and explained.
+"""Sizing of the KV cache: the number of blocks and concurrent requests, with an explanation.
 
     memory of the device * fraction - weights - what a step needs besides = pages
 
@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
 
 
 def step_bytes(spec: ModelSpec, step_tokens: int, rows: int, value_bytes: int) -> int:
-    """What a step needs at its peak: the widest activations of its tokens, and the logits of its rows."""
+    """Peak memory of a step: the widest activations of its tokens, and the logits of its rows."""
     kept = cache_bytes_per_token(spec, 1) / len(spec.token_layers)  # keys and values of a layer
     projected = int(spec.heads * spec.head_dim + kept)
     wide = max((1 + spec.gated) * spec.intermediate + spec.intermediate, 2 * projected)
@@ -71,7 +71,7 @@ def size_pages(
     context: int,
     step_tokens: int = 0,
 ) -> Sizes:
-    """As many pages as fit, and no more than all rows could fill.
+    """Number of blocks that fit, limited to what all rows could fill.
 
     One pool serves all groups, so there is nothing to split: a window group of a row holds no more than its window,
     and beyond that what one step writes.

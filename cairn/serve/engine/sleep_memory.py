@@ -19,7 +19,7 @@ from cairn.serve.engine.ranks import device_kind
 
 
 class MemoryDriver(Protocol):
-    """What the GPU's driver does with addresses and memory; sizes are multiples of `granularity`."""
+    """Virtual memory operations of the GPU driver; sizes are multiples of `granularity`."""
 
     granularity: int
 
@@ -66,7 +66,7 @@ class SleepMemory:
         self._driver.free(address, block.size)
 
     def held_bytes(self, kept: bool) -> int:
-        """Of blocks that are mapped now."""
+        """Bytes of the mapped blocks."""
         sizes = (one.size for one in self.blocks.values() if one.kept == kept and one.handle)
         return sum(sizes)
 
@@ -168,7 +168,7 @@ class GpuMemory(SleepMemory):
 
 
 def sleep_memory(enabled: bool, device: str, ranks: int) -> GpuMemory | None:
-    """Where the weights of an engine go that may sleep; None: it may not, or a CPU needs nothing prepared."""
+    """Memory for the weights of an engine in sleep mode; None without sleep mode or on a CPU."""
     if not enabled or device_kind(device) != "cuda":
         return None
     if ranks > 1:
@@ -180,7 +180,7 @@ def sleep_memory(enabled: bool, device: str, ranks: int) -> GpuMemory | None:
 
 
 def gpu_memory(device: str) -> GpuMemory:
-    """Of the GPU that torch calls so, the current one if it has no number; its context becomes the current one."""
+    """Memory of a torch device (the current one without an index); its context becomes current."""
     import torch
 
     from cairn.serve.engine.cuda_memory import CudaMemory

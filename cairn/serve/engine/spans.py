@@ -1,4 +1,4 @@
-"""What pieces change about attention and rotary positions: pure functions of a request, and arrays for a step.
+"""Effects of media pieces on attention and RoPE: pure functions of a request, and arrays for a step.
 
     whole spans   tokens that see each other both ways are computed in one step: a chunk does not end inside
     reach         of tokens that see more than what stands before them, the first position that they do not see
@@ -27,7 +27,7 @@ def whole_spans(request: "Request") -> list[tuple[int, int]]:
 
 
 def whole_end(request: "Request", start: int, end: int) -> int:
-    """Where a chunk that would end at `end` ends: not inside a span; one that begins in a span goes to its end."""
+    """Adjust the end of a chunk so that it does not split a bidirectional span."""
     for first, last in whole_spans(request):
         if first < end < last:
             return first if first > start else last
@@ -48,7 +48,7 @@ class Reach(NamedTuple):
     reach_S: np.ndarray  # of each of its tokens, the first position that it does not see
 
     def narrowed(self) -> "Reach":
-        """From the first token that sees what stands behind it to the last that it sees: others need no more."""
+        """Restrict to the range of tokens that attend to later tokens."""
         before = self.length - len(self.reach_S)
         ahead_S = self.reach_S > np.arange(before + 1, self.length + 1)
         first, end = int(ahead_S.argmax()), int(self.reach_S[ahead_S].max()) - before
@@ -73,7 +73,7 @@ def reaches_of(chunks: Sequence["Chunk"]) -> list[Reach]:
 
 
 class Axes(NamedTuple):
-    """How far the numbers of a request's tokens are from their positions."""
+    """Offsets between the M-RoPE positions of a request's tokens and their indices."""
 
     prompt_3P: np.ndarray
     behind: int  # of the answer, whose tokens are text again
@@ -115,7 +115,7 @@ def prompt_axes(pieces: Sequence["Piece"], prompt: int) -> np.ndarray:
 
 
 def _grid(piece: "Piece") -> np.ndarray:
-    """Of one picture, whose rows share a frame, or of the steps of a video."""
+    """Grid positions of an image, or of the frames of a video."""
     step = piece.step or piece.length
     shape = (piece.length // step, step // piece.columns, piece.columns)
     grid_3R = np.indices(shape).reshape(3, -1)

@@ -1,4 +1,4 @@
-"""From a configuration to an engine that runs: load the model, size the cache, choose the runner.
+"""Startup of an engine: load the model, size the cache, choose the runner.
 
 Every automatic choice is in `Started.notes`, one line each. Nothing here is hot.
 """
@@ -130,7 +130,7 @@ def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
 
 
 def _arena_rows(runnable: Runnable, limits: Limits) -> int:
-    """Of embeddings that a tower makes; 0: there is none. A request holds its rows until it ends."""
+    """Rows of the embedding arena of a vision encoder (0 without one). A request holds its rows until it ends."""
     if runnable.tower is None:
         return 0
     most = MOST_ROWS[runnable.tower.patch_embedding.weight.device.type]
@@ -149,7 +149,7 @@ def start_with(
     arena_rows: int = 0,
     memory: GpuMemory | None = None,
 ) -> Started:
-    """With a model that is loaded; `sole`: this engine alone uses it, so it may lose what this engine does not read.
+    """Start with a loaded model; `sole`: no other engine uses it, so weights that this engine never reads are freed.
 
     `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
     verify; with `device_drafts` only where the device cannot. `arena_rows`: of embeddings, for prompts with pieces.
@@ -215,7 +215,7 @@ def _convert_head(head: DraftHead | None, model: Transformer) -> list[str]:
 def _limits(
     runnable: Runnable, config: EngineConfig, head: DraftHead | None, arena_rows: int
 ) -> tuple[Limits, str]:
-    """As all ranks agree on them, and why there are so many pages."""
+    """Limits that all ranks agree on, and the explanation of the number of blocks."""
     model = runnable.model
     limits, sizes = choose_limits(runnable, config, head is not None)
     limits = msgspec.structs.replace(
@@ -287,7 +287,7 @@ def _adapter_columns(
 
 
 def _built_kernels(config: EngineConfig, on_gpu: bool) -> "Lookups | None":
-    """Where kernels that were compiled ahead are looked up; None: they are compiled as they are needed."""
+    """Lookup of kernels compiled ahead of time; None if they are compiled on demand."""
     if config.kernel_cache and not on_gpu:
         raise ConfigError(
             f"kernel_cache is {config.kernel_cache}, and the device is a CPU",
@@ -307,7 +307,7 @@ def _pace(step_ms: float) -> Pace:
 def _media(
     opened: OpenModel, runnable: Runnable, runner: Runner, scheduler: Scheduler
 ) -> WaitingForRows | None:
-    """Where requests with pictures wait, for a model that sees."""
+    """Queue of requests that wait for image embeddings, for models with vision."""
     rules = opened.checkpoint.image_rules() if opened.checkpoint else None
     if runnable.tower is None or rules is None:
         return None

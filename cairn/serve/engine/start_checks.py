@@ -16,7 +16,7 @@ def check_experts(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def check_sight(vision: VisionSpec, config: EngineConfig) -> None:
-    """What models cannot have whose pictures change attention or positions."""
+    """Reject options that vision models with bidirectional attention or M-RoPE do not support."""
     if config.batch_invariant and vision.varies:
         raise ConfigError(
             f"batch_invariant is given, and pictures of a {vision.family} model are not: {vision.varies}",

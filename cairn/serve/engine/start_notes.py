@@ -1,4 +1,4 @@
-"""What was chosen while an engine started, and why: a line each, as the server and `LLM` print them."""
+"""Startup log lines of an engine: each choice with its reason."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def limit_notes(
     opened: OpenModel, runnable: Runnable, config: EngineConfig, limits: Limits, why: str
 ) -> Iterator[str]:
-    """What the model is, and how much of it can be served at once; `why`: there are so many pages."""
+    """Describe the model and the limits; `why` explains the number of blocks."""
     yield runnable.summary()
     count = format_count(limits.capacity)
     yield f"{limits.pages - 1} pages of {limits.page_size} tokens ({count} tokens): {why}"

@@ -1,4 +1,4 @@
-"""Where the states of recurrent layers lie: one slot for each running request, and one for each snapshot.
+"""State slots of recurrent layers: one for each running request, and one for each snapshot.
 
     planes    [layer, slot, heads, width] of each plane of a state; slots are numbered behind the pages
     step      restores: snapshot -> slot of a request that goes on from there
@@ -74,7 +74,7 @@ class StateSlots:
         return sum(plane.nbytes for planes in self.planes for plane in planes)
 
     def begin(self, step: Step) -> None:
-        """Before a step: restore snapshots in the order in which slots were given, then empty what begins."""
+        """Restore snapshots before a step, in allocation order, then clear the slots of new requests."""
         self._copy(step.restores)
         self.set_sequences(step.chunks)
         for chunk, slots in zip(step.chunks, self.slots, strict=True):
@@ -100,7 +100,7 @@ class StateSlots:
         self.slots_GB.copy_(host_GB, non_blocking=True)
 
     def end(self, step: Step) -> None:
-        """Behind a step: take its snapshots."""
+        """Take the snapshots of a step after it."""
         self._copy(step.saves)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -141,7 +141,7 @@ class StateSlots:
 
 
 def step_states(rule: Recurrence, inputs: Planes, planes: Planes, slots_B: Tensor) -> Tensor:
-    """One token of each of these slots; their states are replaced."""
+    """Advance the states of these slots by one token, in place."""
     y, states = rule.single(inputs, tuple(plane[slots_B] for plane in planes))
     for plane, new in zip(planes, states, strict=True):
         plane[slots_B] = new.to(plane.dtype)

@@ -60,12 +60,12 @@ class Step(msgspec.Struct, eq=False):
 
     @property
     def draws(self) -> int:
-        """How many tokens it draws."""
+        """Number of tokens that the step samples."""
         return len(self.sampling) + sum(map(len, self.drafts))
 
 
 def joined(advances: list[Advance]) -> list[Advance]:
-    """One for each request, with all its tokens."""
+    """Merge consecutive results of the same request."""
     merged: list[Advance] = []
     for advance in advances:
         if merged and merged[-1].request is advance.request:

@@ -1,4 +1,4 @@
-"""How many tokens may a step that also decodes have, if it is to take about so many milliseconds?
+"""Token budget of mixed steps for a target step time.
 
     tokens = milliseconds * rate of products / FLOPs of a token, in whole tiles
 
@@ -32,7 +32,7 @@ NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp
 
 
 class Pace:
-    """How many tokens a step may have to take about so many seconds, by what the steps before it took."""
+    """Adaptive token budget for a target step time, learned from previous steps."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -55,7 +55,7 @@ class Pace:
 def mixed_step_tokens(
     spec: ModelSpec, weight: "torch.Tensor", ranks: int, step_ms: float, rows: int, step_tokens: int
 ) -> int:
-    """For `Limits.mixed_step_tokens`; 0: no limit."""
+    """Value of `Limits.mixed_step_tokens`; 0 for no limit."""
     if not step_ms or not weight.is_cuda:
         return 0
     import torch
@@ -68,7 +68,7 @@ def mixed_step_tokens(
 
 
 def tokens_within(seconds: float, rate: float, spec: ModelSpec, rows: int, step_tokens: int) -> int:
-    """In whole tiles; enough for every row and one tile of a prompt, or prompts would never be computed."""
+    """Tokens in whole tiles, at least all rows plus one tile of a prompt, so that prompts make progress."""
     of_token = 2 * (spec.matmul_parameters() - spec.vocab * spec.hidden)
     fitting = int(seconds * rate * OF_LARGE / of_token) // TILE * TILE
     least = max(LEAST, -(-rows // TILE) * TILE + TILE)

@@ -1,4 +1,4 @@
-"""What steps computed and where their time went; data, and the difference of two moments.
+"""Contents and timings of steps.
 
     StepTimes   one step                                      the newest ones are remembered
     Spent       all steps up to now; later minus earlier:     what was computed while a request was in a phase
@@ -14,7 +14,7 @@ import msgspec
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where the time of one step went, on the host; seconds. What was computed; tokens."""
+    """Host timings of a step in seconds, and its contents in tokens."""
 
     number: int
     sequences: int

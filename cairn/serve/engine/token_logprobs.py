@@ -16,14 +16,14 @@ from cairn.serve.engine.step import Chunk
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one token: its own, and the likeliest with theirs."""
+    """Log probability of a token, and those of the most likely tokens."""
 
     logprob: float
     top: list[tuple[int, float]]  # token, log-probability; the likeliest first
 
 
 class PromptLogprobs(NamedTuple):
-    """Of prompt tokens, as far as a chunk went; `start` came before them."""
+    """Log probabilities of a chunk's prompt tokens, which begin after `start`."""
 
     start: int
     found: list[TokenLogprobs]
@@ -47,7 +47,7 @@ class PromptRows(NamedTuple):
 
 
 def prompt_rows(chunks: Iterable[Chunk]) -> list[PromptRows]:
-    """One for each number of likeliest tokens that is wanted."""
+    """Rows grouped by the requested number of most likely tokens."""
     by_top: dict[int, PromptRows] = {}
     at = 0
     for chunk in chunks:

@@ -29,7 +29,7 @@ class TowerRunner:
 
     @torch.inference_mode()
     def encode(self, new: Sequence[NewRows]) -> None:
-        """In calls of at most `MOST_PATCHES`, unless a single picture has more."""
+        """Encode images in batches of at most `MOST_PATCHES`, unless a single image has more."""
         batch: list[NewRows] = []
         patches, most = 0, MOST_PATCHES[self.device.type]
         for one in new:
@@ -49,5 +49,5 @@ class TowerRunner:
                 self.write(row, rows_RD[piece.offset : piece.offset + piece.length])
 
     def rows(self, pictures: Sequence[Picture]) -> list[Tensor]:
-        """Of each picture, [R, D]."""
+        """Embedding rows [R, D] of each image."""
         return picture_rows(self.tower, self.rules, pictures)

@@ -1,4 +1,4 @@
-"""Who is admitted next.
+"""Queue of waiting requests in admission order.
 
     fcfs       (priority, arrival)
     shortest   (priority, prompt length, arrival)

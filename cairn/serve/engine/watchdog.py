@@ -1,4 +1,4 @@
-"""For how long an engine has taken no step: the client compares it with its limit and ends an engine that hangs."""
+"""Time since the engine's last step; the client compares it with its limit and restarts a hanging engine."""
 
 import time
 
@@ -22,7 +22,7 @@ class Watchdog:
             self._since = time.monotonic()
 
     def note_work(self) -> None:
-        """It did something that is no step."""
+        """Record progress other than a step."""
         self._since = time.monotonic()
 
     def note_first_request(self) -> None:

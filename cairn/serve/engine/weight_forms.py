@@ -1,4 +1,4 @@
-"""In which form do the weights serve? What was asked for is checked, converted as it is loaded, or packed for a CPU."""
+"""Weight formats: validation of the requested one, conversion at load, packing for CPUs."""
 
 from typing import cast
 
@@ -42,7 +42,7 @@ def convert(model: Transformer, config: EngineConfig, sole: bool) -> list[str]:
 
 
 def arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
-    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
+    """Arrange weights on a CPU: packed, transposed or unchanged; returns log lines with the reasons."""
     exact = config.plain or config.batch_invariant
     choice = cast(Choice, "float" if exact else config.weights)
     bits, head_bits = runnable.bits, runnable.head_bits

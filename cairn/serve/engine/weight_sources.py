@@ -1,4 +1,4 @@
-"""Where new weights for a running engine come from; torch-free, because it crosses the border of the engine's process.
+"""Sources of new weights for a running engine; torch-free because they are sent between processes.
 
 "runs/x/step-200"                        a checkpoint: a folder or a file that all ranks can read
 SyncedWeights(["tcp://..", ..])          ranks of a trainer that publish them (`comm.transfer.weight_sync`)
@@ -19,7 +19,7 @@ WeightsFrom = str | SyncedWeights
 
 
 def identity_of(version: int, loaded_before: int = 0) -> bytes:
-    """What goes before every request's own identity; empty for the weights that the engine was started with.
+    """Prefix of every request's identity; empty for the initial weights of the engine.
 
     `loaded_before`: how often weights of this number were loaded, which may have been others.
     """

@@ -109,14 +109,14 @@ def _open_same(model: Transformer, source: str) -> Checkpoint:
 
 
 def _differences(model: Transformer, spec: msgspec.Struct) -> str:
-    """Which fields of the two specs are not the same; what ends an answer is no matter of the weights."""
+    """Describe the fields in which two specs differ, ignoring the EOS ids."""
     ours, theirs = msgspec.structs.asdict(model.spec), msgspec.structs.asdict(spec)
     fields = [name for name in ours if name != "eos_ids" and ours[name] != theirs[name]]
     return ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in fields[:3])
 
 
 def _pull(model: Transformer, version: int, source: SyncedWeights, build: Build) -> Transformer:
-    """From the ranks of a trainer, as soon as all of them have published this version."""
+    """Pull weights from the ranks of a trainer when all of them have published this version."""
     dtype, ranks = model.embedding.weight.dtype, len(source.addresses)
     offered = [held_by_rows(model.spec, dtype, rank, ranks) for rank in range(ranks)]
     needed = wanted_by(model)

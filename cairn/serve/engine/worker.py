@@ -83,7 +83,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """One rank: its engine, and its ways to the client and to the other ranks."""
+    """Worker of one rank: its engine and its connections to the client and the other ranks."""
 
     def __init__(self, boot: Boot, started: Started, context: zmq.Context) -> None:
         self.boot, self.engine, self.eos_ids = boot, started.engine, started.opened.eos_ids
@@ -127,7 +127,7 @@ class Worker:
         self._report(Stopped())
 
     def follow(self) -> None:
-        """As another rank does, until rank 0 says stop."""
+        """Loop of the ranks above 0: execute commands of rank 0 until it sends stop."""
         while True:
             commands = decode_commands(self._inbox.recv())
             if any(isinstance(command, Stop) for command in commands):
@@ -146,7 +146,7 @@ class Worker:
         return not self.engine.has_work and not self._compiling
 
     def _next_commands(self) -> list[Command]:
-        """What has arrived; waits for it if there is nothing else to do. What is for rank 0 stays here."""
+        """Return arrived commands, waiting if there is nothing else to do; handle those for rank 0 alone."""
         commands: list[Command] = []
         waited_for = [*self._compiling.values(), *self._reading.values()]
         ready = any(future.done() for _, future in waited_for)

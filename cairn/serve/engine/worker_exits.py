@@ -12,7 +12,7 @@ LAST_WORDS_S = 0.2  # for what a worker said just before it ended
 
 
 def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of ranks with their exit status: one that was killed, since others fail because of it; or one that failed.
+    """Select the rank that caused a failure: one that was killed, since others fail because of it, else a failed one.
 
     A rank aborts itself (SIGABRT) for its own reasons, or since NCCL's watchdog found that another has gone.
     """

@@ -1,4 +1,4 @@
-"""How an engine's process shows that it lives, and how it ends.
+"""Heartbeat and exit of an engine process.
 
     Pulse               a beat with the steps so far, from a thread of its own: also while a step hangs
     report_failure      an exception with its traceback, as the last message
@@ -101,7 +101,7 @@ def _abandon(folder: str) -> NoReturn:
 
 
 def leave(status: int) -> NoReturn:
-    """Without waiting for other threads, or for other ranks in a collective that will never end."""
+    """Exit without waiting for other threads or for ranks in a collective that never completes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

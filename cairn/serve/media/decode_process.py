@@ -61,7 +61,7 @@ def _done(job: Job) -> Decoded:
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:
-    """None: the other side has closed it."""
+    """Read a message; None if the other side has closed the stream."""
     head = stream.read(LENGTH)
     if len(head) < LENGTH:
         return None

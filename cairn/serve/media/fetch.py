@@ -54,7 +54,7 @@ class MediaLoader:
         self._resolve, self._dial = resolve, dial
 
     def load_frames(self, url: str, where: str) -> list[bytes]:
-        """Of a video: a file, or of a data URL `data:video/jpeg;base64,FRAME,FRAME` one for each frame."""
+        """Load a video: a file, or each frame of a data URL `data:video/jpeg;base64,FRAME,FRAME`."""
         head, comma, data = url.partition(",")
         if head[:11].lower() != "data:video/" or not comma:
             return [self.load(url, where)]

@@ -1,4 +1,4 @@
-"""What a server needs to take pictures for its model: from messages to a prompt with placeholders and their pictures.
+"""Image input: conversion of messages to a prompt with placeholders and its images.
 
 messages -split_images-> text parts and sources -load, decode-> pictures -template, expand-> prompt
 """
@@ -51,7 +51,7 @@ class PictureInput:
         return self.placeholders.expanded(render(split), pictures), pictures
 
     def pieces(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[Piece]:
-        """Where in the prompt the rows of its pictures go."""
+        """Pieces of the prompt for the embedding rows of its images."""
         if not pictures:
             return []
         spans = self.placeholders.spans(prompt, pictures)
@@ -100,7 +100,7 @@ class PictureInput:
 
 
 def picture_input_of(opened: OpenModel) -> PictureInput | None:
-    """None: the model reads text alone."""
+    """Image input of a model; None for text-only models."""
     checkpoint = opened.checkpoint
     if checkpoint is None or checkpoint.vision is None or opened.tokenizer is None:
         return None

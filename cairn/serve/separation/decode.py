@@ -37,7 +37,7 @@ LOOK_S = 0.01  # and when a first token may come, which does not end the wait
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one hand-over."""
+    """Result of a hand-over."""
 
     id: str
     tokens: int  # of the prompt
@@ -96,7 +96,7 @@ class DecodeSide:
 
     @property
     def expects(self) -> bool:
-        """Whether pages may be announced, for which `step` has to look now and then."""
+        """Return whether hand-overs may be announced, for which `step` must poll."""
         return bool(self._expected)
 
     def meet(self, address: str) -> None:
@@ -104,7 +104,7 @@ class DecodeSide:
         self._receiver.meet(address)
 
     def add(self, handoff: Handoff, request: Request | None = None) -> None:
-        """In line, or refused with a RequestError: this engine may be smaller than the other.
+        """Queue a hand-over, or raise a RequestError, because this engine may be smaller than the other.
 
         `request`: the one that goes on; by default it is made from the hand-over.
         """
@@ -148,7 +148,7 @@ class DecodeSide:
         return stream.request
 
     def decline(self, offer: Offer) -> None:
-        """It is not wanted any more: its pages may be freed."""
+        """Decline an offer, so that its blocks can be freed."""
         with contextlib.suppress(TransferError):  # a sender that is gone needs no word
             self._receiver.decline(offer, self._clock())
 
@@ -174,7 +174,7 @@ class DecodeSide:
         return aborted
 
     def request_ids(self) -> list[RequestId]:
-        """Of all that it holds and whose pages come, or wait to."""
+        """Ids of all requests, including those whose blocks are in transfer or pending."""
         coming = [one for one in (*self._line, *self._coming.values()) if one.end]
         ids = [one.request.id for one in (*coming, *self._here.values())]
         return list(dict.fromkeys([*ids, *self.engine.request_ids()]))
@@ -242,7 +242,7 @@ class DecodeSide:
             self._not_here(one, now, error.message)
 
     def _stream_of(self, id: str) -> Coming | None:
-        """What comes, or has come, of a prompt that is still being computed."""
+        """The streamed hand-over of a prompt that is still being computed, or None."""
         for one in (*self._coming.values(), *self._here.values()):
             if str(one.request.id) == id and one.end and not one.is_computed:
                 return one

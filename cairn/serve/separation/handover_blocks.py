@@ -98,13 +98,13 @@ class HandoverBlocks(TimedBlocks):
         self._arrived[id] = self._landing.pop(id)
 
     def give_up(self, id: RequestId) -> None:
-        """They did not come, or are not wanted any more; nothing may land after this."""
+        """Release the blocks of a cancelled hand-over; no transfer may write to them afterwards."""
         stand_in = self._landing.pop(id, None) or self._arrived.pop(id, None)
         if stand_in is not None:
             super().free(stand_in)
 
     def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
-        """One whose pages have arrived begins with them: the whole table counts as added."""
+        """Allocate blocks; a request with transferred blocks starts with them, and its whole table counts as added."""
         stand_in = self._arrived.pop(request.id, None)
         if stand_in is None:
             return self._allocate(request, upto_tokens)

@@ -1,4 +1,4 @@
-"""Where the pages of an engine lie, as a transfer sees them.
+"""Memory of an engine's blocks for transfers.
 
     on a CPU      the pool itself moves into memory that the transport reaches; nothing is copied on this side
     staged        pages are copied into host memory and read from there, or arrive there and are copied home:
@@ -73,13 +73,13 @@ class KVMemory:
             )
 
     def bytes_of(self, tokens: int, start: int = 0) -> int:
-        """What a prompt of `tokens` hands over, without its first `start`."""
+        """Bytes of a hand-over of `tokens` tokens without the first `start`."""
         contents = self.layout.contents
         columns = contents.layers * contents.planes * contents.kv_heads * contents.width
         return (self.entries_of(tokens) - start) * columns * contents.itemsize
 
     def place(self, pages: Sequence[int]) -> list[int] | None:
-        """Where bytes of these pages are read from or written to; None: no room now."""
+        """Transfer locations of these blocks; None if the staging area is full."""
         if self._stage is None:
             return list(pages)
         if len(self._free) < len(pages):
@@ -91,12 +91,12 @@ class KVMemory:
             self._free += table
 
     def copy_out(self, pages: Sequence[int], table: Sequence[int]) -> None:
-        """Before they are ready to be read. Behind everything that was launched on the device so far."""
+        """Copy blocks to the staging area, after all work launched on the device so far."""
         if self._stage is not None:
             self._stage[:, :, list(table)] = self._pool.cache[:, :, list(pages)].cpu()
 
     def copy_home(self, table: Sequence[int], pages: Sequence[int]) -> None:
-        """After they have arrived."""
+        """Copy received blocks from the staging area."""
         if self._stage is not None:
             cache = self._pool.cache
             cache[:, :, list(pages)] = self._stage[:, :, list(table)].to(cache.device)
@@ -139,7 +139,7 @@ def identity(model: Transformer) -> str:
 
 
 def _grouping(pool: PagePool) -> str:
-    """What both sides must have in common for their pages to be in the same order."""
+    """Description of the cache groups, which must be equal on both sides."""
     if not any(group.window for group in pool.groups):
         return ""
     windows = ", ".join(f"{len(group.layers)} x {group.window}" for group in pool.groups)

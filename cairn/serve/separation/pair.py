@@ -26,7 +26,7 @@ WAIT_S = 0.02  # for word of the prefill side, when there is nothing else to do
 
 
 class Prefill(Protocol):
-    """What `PrefillSide` and `PrefillProcess` have in common."""
+    """Common interface of `PrefillSide` and `PrefillProcess`."""
 
     address: str
 
@@ -101,7 +101,7 @@ class Separated:
             return answers[ask.id].close("error", str(problem))
 
     def _turn(self, answers: dict[str, Answer], arriving: Arriving) -> int:
-        """One turn of both sides; how many answers it ended."""
+        """Run one iteration of both sides; returns the number of finished answers."""
         ended = 0
         idle_s = WAIT_S / 10 if arriving.more else WAIT_S
         for reply in self.prefill.step(0.0 if self.decode.has_work else idle_s):

@@ -66,7 +66,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It needs no other engine."""
+    """Result of a request that ended during prefill."""
 
     id: str
     token: int | None
@@ -108,7 +108,7 @@ class PrefillSide:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to compute. Pages on offer need it too, now and then: see `handover_blocks`."""
+        """Return whether `step` has work. Offered blocks also need occasional steps; see `handover_blocks`."""
         return self.engine.has_work or bool(self._waiting)
 
     @property
@@ -117,7 +117,7 @@ class PrefillSide:
         return len(self._offers)
 
     def add(self, ask: Ask) -> None:
-        """In line, or refused with a RequestError."""
+        """Queue a request, or raise a RequestError."""
         params = ask.params
         # The layout that readers have compared is of the weights of the start.
         if self.engine.version:
@@ -222,7 +222,7 @@ class PrefillSide:
         return f"{self.transport.name}/{self._count}"
 
     def _withdraw(self, id: str) -> None:
-        """It is not continued. A reader of its pages may finish."""
+        """Withdraw the offers of a request. A running transfer may finish."""
         self._streams.end(id)
         for name in [name for name, one in self._offers.items() if one.id == id]:
             self._free(self._sender.withdraw(name))

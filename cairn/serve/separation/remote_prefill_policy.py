@@ -33,7 +33,7 @@ NOTHING_PENDING = Pending()
 
 
 class RemoteCosts(msgspec.Struct):
-    """As the last prompts from elsewhere had them."""
+    """Costs of remote prefill, measured on recent prompts."""
 
     token_s: float = 0.0  # to compute one
     way_s: float = 0.0  # there and back, and waiting for prompts that are not from here
@@ -83,7 +83,7 @@ def pays_elsewhere(
     now: float,
     pending: Pending,
 ) -> bool:
-    """For a request that comes to this scheduler. `bytes_of(tokens, start)`: of the pages of tokens from `start` on."""
+    """Return whether remote prefill is faster. `bytes_of(tokens, start)`: bytes of the blocks from `start` on."""
     start = scheduler.blocks.prefix.find(request).pages * scheduler.limits.page_size
     tokens = len(request.prompt)
     ahead = sum(max(one.known - one.computed, 0) for one in scheduler.requests.values())

@@ -72,7 +72,7 @@ class RoleEngine:
         self._engine.check_sleep(level)
 
     def sleep(self, level: int = 1) -> None:
-        """One that does both again gives back the memory that others have read, too."""
+        """Put the engine to sleep; one that is back in both roles also releases its transfer memory."""
         self.check_sleep(level)
         before = self._now
         if isinstance(before, Engine):
@@ -109,7 +109,7 @@ class RoleEngine:
 
 
 def client_of(config: RoleConfig) -> PrefillClient | None:
-    """Of a decode server; one that does both asks no other."""
+    """Prefill client of a decode server; None for other roles."""
     if config.role != "decode":
         return None
     key = os.environ.get("CAIRN_PREFILL_KEY")
@@ -148,7 +148,7 @@ class PrefillEngine:
         return request
 
     def pause(self, keep: bool = True) -> list[Request]:
-        """As of an engine; what is aborted leaves nothing on this side, either."""
+        """Pause the engine; aborted requests are also removed from this side."""
         self.side.engine.pause()
         aborted = [] if keep else [self.abort(id) for id in list(self._requests)]
         return [request for request in aborted if request is not None]
@@ -230,7 +230,7 @@ class DecodeEngine:
         return request
 
     def pause(self, keep: bool = True) -> list[Request]:
-        """As of an engine; what was asked for elsewhere, or is on its way, is aborted as well."""
+        """Pause the engine; remote and in-transfer requests are also aborted."""
         self.side.engine.pause()
         remote = [request.id for request in self._asked.values()]
         aborted = [] if keep else [self.abort(id) for id in [*remote, *self.side.request_ids()]]
@@ -266,7 +266,7 @@ class DecodeEngine:
         return pays_elsewhere(scheduler, request, self.costs, bytes_of, now, self._pending())
 
     def _pending(self) -> Pending:
-        """What each of the prefill servers, which take turns, was asked for from here."""
+        """Pending work of each prefill server, assuming round robin."""
         remote, share = self._asked.values(), 1 / max(len(self._config.prefill_urls), 1)
         return Pending(len(remote) * share, sum(len(one.prompt) for one in remote) * share)
 
@@ -296,7 +296,7 @@ class DecodeEngine:
         return [output_of(request, result.first, False, result.logprobs)]
 
     def _note_arrival(self, arrival: Arrival) -> None:
-        """What was left of a stream says little about the bandwidth: it counts only where nothing is known."""
+        """Record the costs of a transfer. The rest of a stream counts only if no bandwidth is known."""
         seconds = arrival.moved_s
         if arrival.streamed:
             seconds = 0.0 if self.costs.bytes_per_s else max(seconds, LOOK_S)

@@ -1,4 +1,4 @@
-"""Where readers are answered while the engine computes: a thread around `PageSender`.
+"""Thread around `PageSender` that serves readers while the engine computes.
 
     main thread   grant, ready, withdraw --lock-- PageSender ------lock------ thread: events -> answers
                   freed() <------------------------------------- queue, what is not read any more
@@ -35,13 +35,13 @@ class SenderThread:
         self._thread.start()
 
     def grant(self, request: str, table: Sequence[int], tokens: int) -> Offer:
-        """From now on these pages belong to the reader that takes the offer."""
+        """Reserve blocks for the reader that accepts the offer."""
         with self._lock:
             self._pages.grant(request, table, self._clock())
         return offer_of([self._pages], [self.address], request, table, tokens)
 
     def begin(self, reader: str, request: str, table: Sequence[int], tokens: int) -> Offer | None:
-        """As `grant`, of tokens that become `ready` chunk by chunk, which the reader learns. None: it is not connected.
+        """Reserve the blocks of a prompt that becomes `ready` chunk by chunk; None if the reader is not connected.
 
         `reader`: the name of its transport, and behind a slash what it calls the request.
         """
@@ -63,7 +63,7 @@ class SenderThread:
             return self._pages.withdraw(request, self._clock())
 
     def freed(self, wait_s: float = 0.0) -> list[Freed]:
-        """What has come free since; waits for the first up to `wait_s`."""
+        """Return the blocks freed since the last call; wait for the first up to `wait_s`."""
         if self._broken is not None:
             raise CairnError(f"readers are not answered any more: {self._broken}")
         grants: list[Freed] = []

@@ -18,7 +18,7 @@ from cairn.serve.separation.sender_thread import SenderThread
 
 
 class Stream:
-    """One prompt on offer while it is computed."""
+    """A prompt that is offered while it is being computed."""
 
     def __init__(self, offer: Offer, pages: Sequence[int]) -> None:
         self.offer, self.pages = offer, pages

@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, kw_only=True):
         self.at_s.append(moment)
 
     def close(self, finish: Finish, error: str | None) -> int:
-        """One more that has ended."""
+        """Finish the answer; returns 1 for counting."""
         self.finish, self.error = finish, error
         return 1
 

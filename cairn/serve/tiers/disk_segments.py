@@ -37,7 +37,7 @@ class Damaged(Exception):
 
 
 class Unreachable(Exception):
-    """It is unknown what a slot holds: the store does not answer now."""
+    """The store does not respond, so the content of a slot is unknown."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +90,7 @@ class DiskSegments:
         return rate.value if isinstance(rate, Measured) else None
 
     def filled(self) -> Iterator[Filled]:
-        """What earlier servers have left; pages themselves are not looked at before they are wanted."""
+        """Slots written by earlier servers; blocks are validated only when they are read."""
         for slot in range(self.slots):
             if not (self.folder / self._name(slot // self._each)).exists():
                 continue

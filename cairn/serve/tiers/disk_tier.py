@@ -48,7 +48,7 @@ class DiskTier:
         self._adopt()
 
     def _adopt(self) -> None:
-        """What earlier servers have left keeps the slots that it has."""
+        """Adopt the slots of earlier servers."""
         left = self.segments.filled()
         self.book.restore({h.key: (slot, h.parent, h.seconds) for slot, h in left})
 
@@ -56,7 +56,7 @@ class DiskTier:
         return len(self.book)
 
     def origin(self, key: Key) -> SlotEntry | None:
-        """What is known of a page; None: it is not there."""
+        """Entry of a block; None if it is not stored."""
         return self.book.find(key)
 
     @property
@@ -70,7 +70,7 @@ class DiskTier:
         return not paused and (not parent or parent in self.book)
 
     def has(self, key: Key) -> bool:
-        """Whether it can be read now."""
+        """Return whether the block can be read now."""
         return self.book.has(key) and (not self._reads_s or time.monotonic() >= self._reads_s)
 
     def write(self, key: Key, parent: Key, seconds: float, page_B: np.ndarray) -> bool:
@@ -109,7 +109,7 @@ class DiskTier:
         return self._readers.submit(self._read, list(zip(keys, slots, into, strict=True)))
 
     def have_read(self, keys: Sequence[Key], read: Read) -> None:
-        """In the engine's thread, when a read has ended: the books follow."""
+        """Update the tables after a read; called in the engine's thread."""
         size = len(keys) * self.segments.page_bytes
         self._reading_bytes -= size
         if read.unread:

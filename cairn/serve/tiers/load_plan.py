@@ -132,7 +132,7 @@ def _lasts(hit: int, places: Sequence[Stored]) -> list[int]:
 
 
 def _load_seconds(places: Sequence[Stored], sources: Sequence[Source]) -> list[float]:
-    """Of the places from each one on. Tiers are taken one behind the other, so it is never less than it will be."""
+    """Upper bound of the load time from each position on; tiers are read sequentially."""
     seconds, used = [0.0], set[int]()
     for place in reversed(places):
         source = sources[place.tier]

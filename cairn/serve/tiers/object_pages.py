@@ -76,7 +76,7 @@ class ObjectPages:
         return time.perf_counter() - began
 
     def filled(self) -> Iterator[Filled]:
-        """What is there at the start, as far as there are slots."""
+        """Stored blocks at startup, as far as there are slots."""
         names = sorted(self._files.find(self.folder)) if self._files.exists(self.folder) else []
         matches = [match for name in names if (match := _NAME.fullmatch(name.rpartition("/")[2]))]
         self._names = {slot: match[0] for slot, match in enumerate(matches[: self.slots])}

@@ -1,4 +1,4 @@
-"""From `--kv-offload-host` and `--kv-offload-disk` to the tiers of an engine, or the reason why it cannot have any."""
+"""Creation of cache tiers from `--kv-offload-host` and `--kv-offload-disk`, or the reason why they are unsupported."""
 
 import hashlib
 import os
@@ -177,7 +177,7 @@ def fingerprint(engine: Engine, opened: OpenModel, config: EngineConfig, timed: 
 
 
 def _sample(checkpoint: Checkpoint, digest: "hashlib._Hash", timed: bool) -> None:
-    """Of every file: its name and size, bytes at many places, and its time.
+    """Hash every file's name, size, bytes at many offsets, and modification time.
 
     Training changes nearly every number; an edit of a few changes the time. Machines that share pages have files of
     other times, so there (not `timed`) an edit between the samples is not seen.

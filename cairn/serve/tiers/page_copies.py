@@ -41,7 +41,7 @@ class Copied:
 
     @property
     def seconds(self) -> float:
-        """That it took, once it is done."""
+        """Duration of the copy, once it is complete."""
         return self._seconds
 
 

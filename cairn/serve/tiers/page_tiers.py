@@ -129,14 +129,14 @@ class PageTiers:
         return place
 
     def scheduled(self, step: Step) -> None:
-        """What was made findable since is filled by this step."""
+        """Associate the newly cached blocks with the step that fills them."""
         self._flying = step
         if self._fresh:
             self._scheduled.append((step.number, self._fresh))
             self._fresh = []
 
     def failed(self, step: Step) -> None:
-        """It was not launched, or did not land: no copy is beside it, and what it was to fill is stored nowhere."""
+        """Handle a failed step: no copy runs with it, and its blocks are not stored."""
         if self._flying is step:
             self._flying = None
         self._scheduled = deque(one for one in self._scheduled if one[0] != step.number)
@@ -212,7 +212,7 @@ class PageTiers:
     # -- what comes back ----------------------------------------------------------------------------
 
     def begin(self, request: Request) -> None:
-        """Of a request that was just admitted: set `loading` if pages of it are loaded."""
+        """Start loading blocks of a newly admitted request and set its `loading`."""
         if request.params.whole_prompt or request.computed % self._size:
             return
         hit, most = request.computed // self._size, (request.known - 1) // self._size
@@ -307,7 +307,7 @@ class PageTiers:
             self._holds.append(copied)
 
     def hold_steps(self) -> None:
-        """What the device does next begins behind copies of pages that have changed hands."""
+        """Make later device work wait for copies of blocks that were reassigned."""
         for copied in self._holds:
             copied.hold_steps()
         self._holds.clear()

@@ -49,14 +49,14 @@ _decode_listing = msgspec.msgpack.Decoder(Listing).decode
 
 
 class Origin(NamedTuple):
-    """What is known of a page that is elsewhere."""
+    """Entry of a block on another server."""
 
     parent: Key
     seconds: float
 
 
 class PeerPages:
-    """One other server."""
+    """Client of another server's blocks."""
 
     def __init__(
         self, host: str, port: int, model: str, page_bytes: int, secret: Secret | None = None
@@ -100,7 +100,7 @@ class PeerPages:
             self._idle.pop().close()
 
     def _connection(self) -> socket:
-        """One that is idle here and open there, or a new one."""
+        """An idle open connection, or a new one."""
         with contextlib.suppress(IndexError):  # none is left: other threads take them too
             while True:
                 link = self._idle.pop()
@@ -148,7 +148,7 @@ class PeerPages:
         self.refused = why
 
     def _measure(self, keys: Sequence[Key]) -> None:
-        """Before the first page is wanted: how long nothing takes, and some pages."""
+        """Measure the latency of an empty read and the rate of some blocks, before the first request."""
         into = [np.empty(self.page_bytes, np.uint8) for _ in keys]
         self.read([], [])
         began = time.perf_counter()
@@ -186,7 +186,7 @@ class PeerTier:
 
     @property
     def source(self) -> Source:
-        """As slow as the slowest that has pages: which one is asked is not known yet."""
+        """Pessimistic cost of the peers with blocks, because the peer is not chosen yet."""
         able = [peer for peer in self.peers if peer.keys] or self.peers
         rate, latency_s = min(one.rate for one in able), max(one.latency_s for one in able)
         return Source(rate, latency_s + self._reading_bytes / rate)
@@ -195,7 +195,7 @@ class PeerTier:
         return any(key in peer.keys for peer in self.peers)
 
     def origin(self, key: Key) -> Origin | None:
-        """None: it has left meanwhile."""
+        """Entry of a block; None if it was evicted meanwhile."""
         return next((one for peer in self.peers if (one := peer.keys.get(key)) is not None), None)
 
     def wants(self, key: Key, parent: Key) -> bool:
@@ -214,14 +214,14 @@ class PeerTier:
         return self._readers.submit(self._read, list(zip(keys, into, strict=True)))
 
     def have_read(self, keys: Sequence[Key], read: Read) -> None:
-        """In the engine's thread, when a read has ended. What did not come is asked for no more: it is computed."""
+        """Update the tables after a read, in the engine's thread. Missing blocks are recomputed."""
         self._reading_bytes -= len(keys) * self.page_bytes
         for peer in self.peers if read.damaged else ():
             for key in read.damaged:
                 peer.keys.pop(key, None)
 
     def clear(self) -> None:
-        """What is known now is asked for no more; what other servers store from now on is."""
+        """Forget the known blocks; blocks stored by other servers later are used."""
         for peer in self.peers:
             peer.keys.clear()
 
@@ -231,7 +231,7 @@ class PeerTier:
             peer.close()
 
     def _read(self, pages: list[tuple[Key, np.ndarray]]) -> Read:
-        """Of each page from the first server that has it."""
+        """Read each block from the first server that has it."""
         began, damaged, unread = time.monotonic(), list[Key](), list[Key]()
         for peer in self.peers:
             mine, others = list[tuple[Key, np.ndarray]](), list[tuple[Key, np.ndarray]]()

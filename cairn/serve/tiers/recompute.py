@@ -1,4 +1,4 @@
-"""How long would it take to compute pages of a prompt again? FLOPs at the rate of this machine, corrected by its steps.
+"""Estimated time to recompute blocks: FLOPs at this machine's rate, corrected by measured steps.
 
 The rate begins as the measured one of large products, or a usual share of the vendor's; where neither is known, as on a
 CPU, nothing is said before a step with a prompt has been timed. Causal attention adds up: the cost of a range is the

@@ -37,7 +37,7 @@ FULL_S = 1.0  # before the next try, where this process has no room for a connec
 
 
 class ListRequest(msgspec.Struct, frozen=True, array_like=True, tag="known"):
-    """Which pages are there that were not listed to this connection yet?"""
+    """Request for the blocks that were not yet listed to this connection."""
 
     model: str  # as `fingerprint` has it
     page_bytes: int
@@ -81,7 +81,7 @@ class SharedPages:
         self._accepting.start()
 
     def offer(self, key: Key) -> None:
-        """In the engine's thread: this page of the book can be read, by anybody."""
+        """Offer a block to readers; called in the engine's thread."""
         self._pages[key] = self._book.get(key)
         if len(self._pages) > 2 * self._book.slots:  # it was not asked what is there
             self.present()
@@ -105,7 +105,7 @@ class SharedPages:
         return data if self._holds(key, kept) else None
 
     def present(self) -> dict[Key, SlotEntry]:
-        """What can be read now; what has left is forgotten."""
+        """Blocks that can be read now; evicted ones are forgotten."""
         present = self._pages.copy()
         for key, kept in [one for one in present.items() if not self._holds(*one)]:
             del present[key]
@@ -169,7 +169,7 @@ class SharedPages:
 
 
 def _portion(items: Iterable[T]) -> list[T]:
-    """What fits into one message."""
+    """Items that fit into one message."""
     return list(itertools.islice(items, MOST_LISTED))
 
 

@@ -1,4 +1,4 @@
-"""Which page of a tier lies in which slot, and which one leaves when there is no room.
+"""Slot table of a tier: the slot of each block, and the eviction order.
 
 Every slot has the same bytes, so seconds to compute a page again stand for seconds per byte. GreedyDual: a page that is
 stored or used ranks at `clock + seconds`; the lowest rank leaves, and the clock moves up to it, so that what no request
@@ -44,14 +44,14 @@ class SlotTable:
         return len(self._kept)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether it has a slot; its bytes may still be on their way."""
+        """Return whether the block has a slot; its bytes may still be in flight."""
         return key in self._kept
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._kept)
 
     def has(self, key: Key) -> bool:
-        """Whether it can be read."""
+        """Return whether the block can be read."""
         kept = self._kept.get(key)
         return kept is not None and kept.ready
 
@@ -79,7 +79,7 @@ class SlotTable:
         return slot
 
     def restore(self, entries: Mapping[Key, tuple[int, Key, float]]) -> None:
-        """Of an empty book: slots whose pages are there, with the parent and the seconds of each."""
+        """Fill an empty table with stored slots, with the parent and the recompute seconds of each."""
         taken = {slot for slot, _, _ in entries.values()}
         self._free = [slot for slot in self._free if slot not in taken]
         for key, (slot, parent, seconds) in entries.items():
@@ -95,7 +95,7 @@ class SlotTable:
         self.unpin(key)
 
     def use(self, key: Key) -> None:
-        """It was asked for."""
+        """Record a use of a block."""
         kept = self._kept[key]
         self._turn += 1
         kept.rank, kept.turn = self._clock + kept.seconds, self._turn

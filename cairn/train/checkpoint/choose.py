@@ -1,4 +1,4 @@
-"""From which checkpoint all ranks of a run resume: the same one, and each rank has read its part of it.
+"""Agreement of all ranks on the checkpoint to resume from, of which each rank has read its part.
 
     rank 0  [100 200 300]  --.                                300: rank 1 finds a damaged part -> passed over by all
     rank 1  [100 200 300]  ---+-- the steps that all see -->  200: every part is good          -> chosen by all
@@ -57,7 +57,7 @@ def choose_newest(
 
 
 def gathered(mine: Any, group: Any) -> list[Any]:
-    """What every rank has passed, by rank."""
+    """Gather a value from every rank, in rank order."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, mine, group=group)
     return gathered

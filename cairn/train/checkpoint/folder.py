@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, and which of them can be trusted.
+"""Checkpoint folders of a run, and their validity.
 
     runs/x/checkpoints/
       step-00000100/  __0_0.distcp .metadata about.json COMPLETE      whole: COMPLETE is written last
@@ -52,7 +52,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def steps(root: Path) -> list[int]:
-    """Of all step folders, complete or not, oldest first."""
+    """Steps of all checkpoint folders, complete or not, oldest first."""
     names = (path.name.removeprefix(PREFIX) for path in root.glob(f"{PREFIX}*") if path.is_dir())
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -97,7 +97,7 @@ def mark_complete(
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """On the disk when it returns: a power cut leaves all of it."""
+    """Write a file and fsync it, so that it survives a power failure."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -134,7 +134,7 @@ def complaint(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def lacks(folder: Path) -> str | None:
-    """What is not there, by name and size; None: every file is."""
+    """Describe the missing files of a checkpoint; None if it is complete."""
     try:
         return _missing(folder, read_marker(folder))
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def _check(path: Path, number: int) -> int:
 
 
 def _mapped(function: Callable[[Item], int], items: Sequence[Item]) -> list[int]:
-    """On a few threads: reading and crc32 release Python's lock."""
+    """Map on a few threads; reading and crc32 release the GIL."""
     if len(items) < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(4) as pool:
@@ -241,7 +241,7 @@ def _mapped(function: Callable[[Item], int], items: Sequence[Item]) -> list[int]
 
 
 def listed(root: Path) -> Iterator[str]:
-    """For a person: each checkpoint and whether it can be used."""
+    """Describe each checkpoint and whether it can be used."""
     for step in steps(root):
         reason = complaint(folder_of(root, step))
         yield f"{folder_of(root, step).name}: {reason or 'complete'}"

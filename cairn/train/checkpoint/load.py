@@ -22,7 +22,7 @@ from cairn.train.trainable import Base
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says beside its tensors."""
+    """Metadata of a checkpoint."""
 
     version: int = 1
     step: int  # updates done

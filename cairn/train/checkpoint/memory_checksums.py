@@ -15,6 +15,6 @@ def word_sum(data: Buffer) -> int:
 
 
 def part_sums(data: Buffer, cuts: list[int]) -> list[int]:
-    """Of the parts that begin at the cuts; the last one ends with the data."""
+    """Checksums of the parts that begin at the cuts; the last part ends with the data."""
     ends = [*cuts[1:], len(data)]
     return [word_sum(data[begin:end]) for begin, end in zip(cuts, ends, strict=True)]

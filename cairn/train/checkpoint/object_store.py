@@ -36,7 +36,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class UploadCost(msgspec.Struct, frozen=True):
-    """What one copy has cost."""
+    """Cost of an upload."""
 
     step: int
     bytes: int  # of the checkpoint

@@ -1,4 +1,4 @@
-"""One small process per node that keeps ranks' state in memory, its own node's and another's.
+"""Memory agent: a process per node that keeps in-memory checkpoints of its own ranks and of another node's.
 
     rank --memory that both see--> agent of node 0 --TCP--> agent of node 1
                                        keeps two copies of each rank         keeps two copies of each of them
@@ -48,7 +48,7 @@ Key = tuple[int, int]  # generation, rank
 
 
 class Doors(NamedTuple):
-    """Where an agent is reached; made before the fork, so that a new agent has the old one's address."""
+    """Sockets of an agent, created before the fork, so that a restarted agent keeps its address."""
 
     local: socket.socket  # Unix
     remote: socket.socket  # TCP
@@ -125,7 +125,7 @@ class Agent:
             threading.Thread(target=target, args=(connection,), daemon=True).start()
 
     def _welcome(self, connection: socket.socket) -> None:
-        """From the network."""
+        """Authenticate and serve a connection from the network."""
         if self.authenticator.admits(connection):
             self._serve(connection)
 
@@ -167,7 +167,7 @@ class Agent:
         self.outgoing.put(copy)
 
     def _send_on(self) -> None:
-        """One copy after another to the other node."""
+        """Send copies to the other node, one after another."""
         while True:
             copy = self.outgoing.get()
             shard = self.own.get((copy.generation, copy.rank))

@@ -100,7 +100,7 @@ class Link:
 
 
 def connect(address: str, patience_s: float, secret: Secret | None = None) -> Link:
-    """To `host:port`, once both ends know that they belong together.
+    """Connect to `host:port` with mutual authentication.
 
     Answers that do not come within the patience are an OSError; `Refused` names the address.
     """
@@ -121,7 +121,7 @@ def _wait_at_most(connection: socket.socket, which: int, seconds: float) -> None
 
 
 def connect_local(path: str, patience_s: float) -> Link:
-    """To the memory of this node."""
+    """Connect to the memory agent of this node."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(patience_s)
     try:

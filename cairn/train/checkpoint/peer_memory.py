@@ -64,7 +64,7 @@ class Home:
         return None
 
     def close(self) -> None:
-        """Before the mapping goes: a registration that outlives it would hold on to its pages."""
+        """Unregister the memory before it is unmapped; a longer registration would pin its pages."""
         unpin, self._unpin = self._unpin, None
         if unpin is not None and int(unpin()):
             _forget_cuda_error()
@@ -112,7 +112,7 @@ class PeerMemory:
         inspect: Inspect = lambda pieces: None,
         hurry: bool = False,
     ) -> bool:
-        """Whether a copy was made; False when the agent is not there.
+        """Save a copy; returns False if the agent is not running.
 
         `hurry`: do not wait for the copy before: an agent was lost, and it may never become safe.
         `inspect` sees what was copied before it counts, or the state itself where nothing was; it refuses by raising.
@@ -150,7 +150,7 @@ class PeerMemory:
         )
 
     def wait_until_safe(self, step: int, patience_s: float = ANSWER_S) -> bool:
-        """Whether every rank's copy of `step` is settled: on two nodes, or refused by the second one."""
+        """Wait until every rank's copy of `step` is on two nodes or was refused by the second one; returns success."""
         deadline = time.monotonic() + patience_s
         while self.board.committed(self.world) < step:
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What ranks and node memories ask each other about copies. Types only; `peer_link` carries them."""
+"""Messages between ranks and memory agents about copies. Types only; `peer_link` transfers them."""
 
 import msgspec
 
@@ -33,7 +33,7 @@ class Written(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """From agent to agent: `used` bytes follow."""
+    """Agent to agent: `used` bytes of a copy follow."""
 
     generation: int
     rank: int
@@ -50,7 +50,7 @@ class Done(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """Which copies are there?"""
+    """Request for the list of copies."""
 
 
 class HeldCopy(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Holdings(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """On the same node: the memory of a rank's copies, as Room and a descriptor."""
+    """Request on the same node for the memory of a rank's copies, answered by Room and a file descriptor."""
 
     generation: int
     rank: int
@@ -75,7 +75,7 @@ class Open(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """From anywhere: these stretches of a copy follow the answer, one after another."""
+    """Request for ranges of a copy, which follow the answer in order."""
 
     generation: int
     rank: int
@@ -84,7 +84,7 @@ class Fetch(Message, frozen=True):
 
 
 class Parts(Message, frozen=True):
-    """What are the checksums of this copy's parts? Answered by Sums."""
+    """Request for the checksums of a copy's parts, answered by Sums."""
 
     generation: int
     rank: int
@@ -104,7 +104,7 @@ class Forget(Message, frozen=True):
 
 
 class Keep(Message, frozen=True):
-    """To an agent: from now on this one keeps copies of your ranks; empty: none does."""
+    """Tell an agent the address that keeps copies of its ranks; empty for none."""
 
     address: str
 

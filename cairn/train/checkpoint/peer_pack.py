@@ -1,4 +1,4 @@
-"""How a rank's state lies in one stretch of memory, and how any layout reads it back.
+"""Layout of a rank's state in contiguous memory, readable by ranks of any parallel layout.
 
     [step][length of the table][table: name, dtype, whole shape, offsets, own shape, where][about][tensors ...]
 
@@ -63,7 +63,7 @@ def room_for(entries: list[Entry], about: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def cuts_of(entries: list[Entry], data: int) -> list[int]:
-    """Where the parts of a copy begin that have a checksum each: what comes before the tensors, then each of them."""
+    """Offsets of the checksummed parts of a copy: the header, then each tensor."""
     return [0, *(data + entry.at for entry in entries if entry.size())]
 
 
@@ -115,7 +115,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class Source(Protocol):
-    """One rank's copy, wherever it lies."""
+    """A rank's copy in any location."""
 
     table: Table
 
@@ -157,7 +157,7 @@ def fill(pieces: Mapping[str, Piece], sources: Iterable[Source]) -> None:
 
 
 def _same_cut(piece: Piece, entry: Entry) -> bool:
-    """Whether a piece is exactly this entry; refuses one of another tensor."""
+    """Return whether a piece is exactly this entry; raises for a different tensor."""
     if entry.shape != piece.shape or entry.dtype != str(piece.tensor.dtype).removeprefix("torch."):
         raise DataError(
             f"{entry.name} is {entry.dtype} {list(entry.shape)} in memory, "

@@ -1,4 +1,4 @@
-"""Which node keeps a copy of whose state, and to which step a run can go back when some are lost.
+"""Placement of in-memory copies on nodes, and the newest step that can be recovered after losses.
 
     4 nodes, 2 copies       0 <-> 1    2 <-> 3         groups: lost only if a whole group is
     5 nodes                 0 <-> 1    2 -> 3 -> 4 -> 2  the last group takes what is left over
@@ -20,7 +20,7 @@ def node_of(rank: int, world: int, nodes: Sequence[int]) -> int:
 
 
 def keepers(domains: Sequence[int]) -> list[int | None]:
-    """For each node, the one that keeps copies of its ranks. `domains[n]`: what node n fails together with.
+    """The node that keeps the copies of each node's ranks. `domains[n]` is the failure domain of node n.
 
     A node's keeper stands in another domain wherever there is one; None only for a node on its own.
     """
@@ -90,7 +90,7 @@ def recovery_point(
 
 
 def newest_point(holdings: Mapping[int, Iterable[HeldCopy]]) -> tuple[Recall, int] | None:
-    """Of all generations, each with the number of ranks that it says itself: the newest whole step, and that number."""
+    """The newest complete step over all generations, and its number of ranks."""
     copies = {node: list(copies_here) for node, copies_here in holdings.items()}
     kinds = {
         (copy.generation, copy.world)

@@ -60,7 +60,7 @@ class Where(msgspec.Struct, frozen=True):
 
 
 class Recall(msgspec.Struct, frozen=True):
-    """From which step on, and where every rank's part of it lies."""
+    """The step to resume from, and the location of every rank's copy."""
 
     step: int
     generation: int
@@ -68,7 +68,7 @@ class Recall(msgspec.Struct, frozen=True):
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """How a rank on `node` gets at copies: its own agent by a path, the others by address.
+    """Access of a rank on `node` to copies: its own agent by path, the others by address.
 
     `paths`: of all agents, where all nodes are groups of processes on this machine. Their memory is mapped, too.
     """
@@ -109,7 +109,7 @@ def _nearest(copies: tuple[Where, ...], rank: int, node: int) -> list[Where]:
 
 
 class Copy:
-    """One rank's copy, on the first of its nodes that gives it back as it was."""
+    """A rank's copy, read from the first of its nodes that returns it undamaged."""
 
     table: Table
 
@@ -160,7 +160,7 @@ class Copy:
         self.table = self._read_table(reader)
 
     def _read_table(self, reader: Remote | Mapped) -> Table:
-        """What comes before the tensors is held against its checksum before it is believed."""
+        """Read the header, verified by its checksum before use."""
         data = min((cut for cut in self.sums if cut), default=0)
         head = reader.look(0, data or table_length(reader.look(0, PREFIX)) + PREFIX)
         if data and word_sum(head) != self.sums[0]:
@@ -196,7 +196,7 @@ class Copy:
             room.copy_(home)
 
     def _verify(self, read: Mapping[int, int]) -> None:
-        """What fills up the last word of each tensor is zero, here and where it was written."""
+        """Verify checksums; the padding of each tensor's last word is zero on both sides."""
         if any(self.sums.get(at) != value for at, value in read.items()):
             raise _damaged(self.where)
 
@@ -240,7 +240,7 @@ def _damaged(copy: Where) -> DataError:
 
 
 def ask_holdings(address: str, secret: Secret | None = None) -> list[HeldCopy]:
-    """What one node has; nothing if it does not answer. One that knows another secret is a mistake of the job's."""
+    """Copies of a node; empty if it does not respond. A different secret is a configuration error."""
     try:
         with connect(address, ANSWER_S, secret) as link:
             answer = link.ask(Ask())

@@ -169,7 +169,7 @@ class Saver:
 
 
 def owners(held: Sequence[Sequence[tuple[Key, int]]]) -> dict[Key, int]:
-    """Which rank writes each piece; `held`: by rank, what it holds and how many bytes that is.
+    """The rank that writes each piece; `held` has the pieces and their bytes by rank.
 
     Each goes to the holder with the fewest bytes so far, those that one rank alone holds first, then the large ones.
     """
@@ -208,7 +208,7 @@ def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host; pinned where a GPU copies into it, so that it runs at the speed of the bus."""
+    """Host buffer for a tensor, pinned for GPU copies at full bus speed."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
@@ -220,6 +220,6 @@ def _portable(failure: Exception | None) -> tuple[int | None, str] | None:
 
 
 def _cause(error: Any) -> BaseException:
-    """What torch has wrapped: of all ranks' errors the first one of the operating system, else the first one."""
+    """The error that torch wraps: the first OSError of all ranks, else the first error."""
     causes = [failure for failure, *_ in error.failures.values()]
     return next((cause for cause in causes if isinstance(cause, OSError)), causes[0])

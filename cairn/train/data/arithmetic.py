@@ -40,7 +40,7 @@ def problem(seed: int, number: int) -> Problem:
 
 
 def is_right(problem: Problem, answer: str) -> bool:
-    """Whether the last number in the text is the answer."""
+    """Return whether the last number in the text is the answer."""
     numbers = _NUMBER.findall(answer)
     if not numbers:
         return False
@@ -60,7 +60,7 @@ def _ask(dice: Dice, sum: str) -> str:
 
 
 def _digits(dice: Dice) -> int:
-    """One, two and sometimes three digits, each length as likely as its place in the tuple says."""
+    """A number of one, two or sometimes three digits, with the frequencies of the tuple."""
     return dice.between(1, dice.pick((9, 99, 99, 99, 999)))
 
 

@@ -1,4 +1,4 @@
-"""What one forward pass reads: packed tokens, what each should predict, and where documents begin.
+"""Input of a forward pass: packed tokens, their targets, and document boundaries.
 
 There is no batch dimension: a microbatch is T = sequence_length * sequences tokens, documents side by side.
 
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin(self) -> "Batch":
-        """In page-locked memory, from which a copy to the GPU does not wait."""
+        """Copy to pinned memory for asynchronous transfers to the GPU."""
         return self._with_tensors(Tensor.pin_memory)
 
     def at(self, tokens_T: Tensor) -> "Batch":
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
         return [0 if prefix == NONE else self.lengths[prefix] for prefix in prefixes]
 
     def valid(self) -> int:
-        """How many tokens have a loss."""
+        """Number of tokens with a loss."""
         return int((self.targets_T != IGNORED).sum())
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -73,7 +73,7 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-    """One document of a packed batch, with what each of its tokens predicts."""
+    """A document of a packed batch with its targets."""
 
     tokens_T: Tensor
     targets_T: Tensor

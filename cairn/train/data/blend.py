@@ -1,4 +1,4 @@
-"""Which source each sample of a blend comes from: by weight, evenly spread, a pure function of the number.
+"""Source of each sample of a blend: weighted, evenly interleaved, a pure function of the sample number.
 
     weights 0.5, 0.3, 0.2     sample   0  1  2  3  4  5  6  7  8  9   then again
                               source   a  b  a  c  a  b  a  b  a  c
@@ -78,7 +78,7 @@ def _rounded(weights: Sequence[Fraction]) -> list[int]:
 
 
 def schedule(parts: Sequence[int]) -> list[int]:
-    """Who gives each sample of one period, earliest deadline first."""
+    """Source of each sample in a period, by earliest deadline first."""
     period = sum(parts)
     waiting = [(0, source, 0) for source in range(len(parts))]  # (release, source, k)
     ready: list[tuple[int, int, int]] = []  # (deadline, source, k)

@@ -70,7 +70,7 @@ def read_chat(line: bytes, where: str) -> Chat:
 
 
 def is_chat(value: object) -> bool:
-    """Whether a line of JSON is a chat in one of these forms; one with a field `text` is a document."""
+    """Return whether a JSON line is a chat in a known format; a line with the field `text` is a document."""
     if not isinstance(value, dict) or "text" in value:
         return False
     if "messages" in value or "conversations" in value:

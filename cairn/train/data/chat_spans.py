@@ -1,4 +1,4 @@
-"""Which characters of a rendered chat the assistant wrote: found exactly, for any chat template.
+"""Character spans of the assistant's answers in a rendered chat, exact for any chat template.
 
 A template is a program, so its text is not searched for the answer (which may occur twice, or be trimmed): it is
 run again with each answer changed, and what changes is the answer.
@@ -104,7 +104,7 @@ def _with_answer(messages: Sequence[Message], at: int, answer: str) -> list[Mess
 
 
 class Shared(NamedTuple):
-    """How a rendering of the messages before an answer agrees with the whole text."""
+    """Agreement of the rendering before an answer with the whole text."""
 
     characters: int  # that both begin with
     whole: bool  # whether the text goes on from that rendering
@@ -135,14 +135,14 @@ def _locate(text: str, changed: Sequence[str], past: Shared, prompt: Shared, at:
 
 
 def _whole_turn(prompt: Shared, turn: Shared, at: int) -> Span:
-    """From the end of the prompt to the end of the turn, where the answer cannot be changed."""
+    """Span from the end of the prompt to the end of the turn, for templates whose answer cannot be replaced."""
     if not prompt.whole or not turn.whole:
         raise _not_found(at, "takes no other answer in its place, and its history differs")
     return Span(prompt.characters, turn.characters, at, closed=True)
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Length of the common prefix."""
     if one == other:
         return len(one)
     low, high = 0, min(len(one), len(other))

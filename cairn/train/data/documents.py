@@ -26,7 +26,7 @@ _LINE_THEN_LETTER = re.compile(r"\n(?=[^\W\d_])")
 
 
 class Reading(NamedTuple):
-    """How documents are found in files."""
+    """Options for reading documents from files."""
 
     field: str = "text"  # of jsonl and parquet
     separator: str | None = None  # of text files
@@ -59,7 +59,7 @@ def check_field(file: TextFile, reading: Reading) -> None:
 
 
 def cuts_cleanly(tokenizer: Tokenizer) -> bool:
-    """Whether text may be encoded in pieces: not so where the first word of a text is special."""
+    """Return whether text may be encoded in pieces, which fails if the first word of a text is special."""
     halves = ("One line, 12 words.\nand\n\n", "Then another; it's\n  more.\n", "last")
     whole = tokenizer.encode("".join(halves), special=False)
     return whole == [id for half in halves for id in tokenizer.encode(half, special=False)]
@@ -79,7 +79,7 @@ def text_field(line: bytes, field: str, where: str) -> str:
 
 
 def _meant(names: set[str]) -> str:
-    """What to do with lines that have these fields and no text."""
+    """Hint for lines that have these fields and no text."""
     if names & {"messages", "conversations"}:
         return "chats are tokenized with --chat"
     if names & {"chosen", "rejected"}:
@@ -101,7 +101,7 @@ def decode_line(line: bytes, where: str) -> object:
 
 
 def parquet_texts(path: Path, column: str, advance: Advance) -> Iterator[str | None]:
-    """One column, a row group at a time."""
+    """Yield the texts of a column, one row group at a time."""
     import pyarrow
     import pyarrow.parquet
 
@@ -173,7 +173,7 @@ def _cut(text: str, where: str, reading: Reading) -> Iterator[Piece]:
 
 
 def _clean_end(text: str, limit: int) -> int | None:
-    """Where a line ends and a letter follows: the last such place within the size of a piece, else the next one."""
+    """Cut position after a line end before a letter: the last one within the piece size, else the next one."""
     at = text.rfind("\n", 0, min(PIECE_CHARS, limit - 1))
     while at >= 0 and not text[at + 1].isalpha():
         at = text.rfind("\n", 0, at)

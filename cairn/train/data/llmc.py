@@ -74,7 +74,7 @@ def _header(path: Path) -> tuple[int, int, int]:
 
 
 def _documents(tokens: np.ndarray, begin: int, step: int = 1 << 24) -> np.ndarray:
-    """Where documents begin, found a part of the file at a time."""
+    """Start offsets of the documents, found in parts of the file."""
     starts_by_file = [
         np.nonzero(tokens[at : at + step] == begin)[0] + at for at in range(0, len(tokens), step)
     ]

@@ -1,4 +1,4 @@
-"""From a name to a stream of samples: the one place that knows every kind of source.
+"""Opens a data source by name; the only module that knows all source types.
 
     stories, arithmetic, chats     made up as they are needed
     a token store of chats         whole chats, packed by best fit, the assistant's words learnt
@@ -45,7 +45,7 @@ def open_source(
     span: Span = ALL,
     cache: Path | None = None,
 ) -> Source:
-    """One source, or the part `span` of it; refuses tokens that another tokenizer made.
+    """Open a source or its part `span`; raises for tokens of another tokenizer.
 
     `cache`: where the stores of text files are kept; by default in Cairn's cache folder.
     """

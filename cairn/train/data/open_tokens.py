@@ -1,4 +1,4 @@
-"""Which format lies at a path: the one place that knows all of them.
+"""Detection of token formats by path; the only module that knows all of them.
 
 a folder with docs.idx            token store
 NAME.bin and NAME.idx             Megatron
@@ -30,7 +30,7 @@ def open_tokens(path: Path | str) -> Tokens:
 
 
 def is_tokens(path: Path) -> bool:
-    """Whether tokens lie at a path, in one of these formats."""
+    """Return whether a path contains tokens in a known format."""
     folders = [path, *_candidates(path)] if path.is_dir() else [path]
     return any(is_store(one) or is_megatron(one) or is_llmc(one) for one in folders)
 

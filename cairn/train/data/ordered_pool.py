@@ -1,4 +1,4 @@
-"""One function over many units of work, on all cores, with the answers in the order of the units.
+"""Parallel map over units of work on all cores, with results in input order.
 
     units --> [ worker 0 | worker 1 | ... ] --> answers, in order       at most a few units per worker are in flight
 

@@ -1,4 +1,4 @@
-"""Which documents share a sample: best-fit packing, a plan that is made once and kept.
+"""Best-fit packing of documents into samples; the plan is computed once and stored.
 
     capacity 8     documents of  5 3 6 2 4 4          first the long ones, each where it leaves the least room
     bins           [6 2] [5 3] [4 4]                  nothing is cut, and little is padding
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
     @property
     def filled(self) -> float:
-        """Which part of all bins is tokens; the rest is padding."""
+        """Share of tokens in all bins; the rest is padding."""
         return float(self.length.sum()) / max(1, self.bins * self.capacity)
 
     def pieces(self, bin: int) -> list[Piece]:
@@ -122,7 +122,7 @@ def cached_plan(lengths: np.ndarray, capacity: int, too_long: TooLong, folder: P
 
 
 def _read(path: Path, capacity: int) -> Plan | None:
-    """None when there is none, or when it is damaged: it can be made again."""
+    """Read a stored plan; None if it is missing or damaged, since it can be recomputed."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             columns = [saved[name] for name in ("document", "start", "length", "edges")]

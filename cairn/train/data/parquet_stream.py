@@ -166,7 +166,7 @@ class ParquetStream:
 
 
 def _part(groups: list[Group], span: tuple[float, float]) -> list[Group]:
-    """At least one row group on either side, where there are two."""
+    """Row groups of a part; both parts get at least one if there are two."""
     if span == (0.0, 1.0):
         return groups
     if len(groups) < 2:

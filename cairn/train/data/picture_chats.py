@@ -104,7 +104,7 @@ class PictureChats:
 
 
 def expanded(rendered: Rendered, places: Placeholders, pictures: Sequence[Picture]) -> Rendered:
-    """With the placeholders of all rows; answers stand further behind then."""
+    """Expand the image placeholders and shift the answer spans accordingly."""
 
     def moved(at: int) -> int:
         before = rendered.text[:at]

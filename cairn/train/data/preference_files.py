@@ -85,7 +85,7 @@ def _is_message(value: object) -> bool:
 
 
 def _common(chosen: Text, rejected: Text) -> int:
-    """How much both begin with; of texts, the blank before the first difference belongs to the answers."""
+    """Length of the common prefix; in texts the blank before the first difference belongs to the answers."""
     length = 0
     while length < min(len(chosen), len(rejected)) and chosen[length] == rejected[length]:
         length += 1

@@ -36,7 +36,7 @@ HELD_OUT = 0x76616C  # mixed into the seed
 
 
 def as_text(name: str, seed: int, number: int) -> str:
-    """One document as plain text, also of a chat: what a tokenizer is trained on."""
+    """A document (also a chat) as plain text, for training a tokenizer."""
     if name in TEXTS:
         return TEXTS[name](seed, number)
     if name == CHATS:
@@ -123,5 +123,5 @@ def small_tokenizer(names: tuple[str, ...] = NAMES, vocab: int = 2048, seed: int
 
 
 def first_texts(names: tuple[str, ...], seed: int) -> Iterator[str]:
-    """What a small tokenizer is trained on."""
+    """Texts for training a small tokenizer."""
     return (as_text(name, seed, number) for number in range(2000) for name in names)

@@ -31,7 +31,7 @@ READ_FOR_TOKENIZER = 4_000_000  # characters that a small tokenizer is trained o
 
 
 def is_raw(path: Path) -> bool:
-    """Whether this is text to be tokenized: a file of text or jsonl, or a folder of such files alone."""
+    """Return whether this is a text or jsonl file, or a folder with only such files."""
     if path.is_file():
         return kind_of(path) in ("text", "jsonl")
     if not path.is_dir() or is_tokens(path):
@@ -41,7 +41,7 @@ def is_raw(path: Path) -> bool:
 
 
 def holds_chats(path: Path) -> bool:
-    """Whether the first line of the first file is a chat."""
+    """Return whether the first line of the first file is a chat."""
     file = find_files([path])[0]
     if file.kind != "jsonl":
         return False

@@ -1,4 +1,4 @@
-"""In which order the samples of an epoch come: a permutation that needs no memory.
+"""Shuffle order of an epoch: a permutation that needs no memory.
 
 A Feistel network permutes a power of four; numbers beyond n are sent through it again until they fall below n
 (cycle walking), which leaves a permutation of 0..n-1. Any place of the order is found at once, so there is no
@@ -26,7 +26,7 @@ def shuffled(number: int, items: int, seed: int) -> tuple[int, int]:
 
 
 def permute(place: int, items: int, key: int) -> int:
-    """Where `place` goes in a permutation of 0..items-1 that `key` names."""
+    """Position of `place` in the permutation of 0..items-1 selected by `key`."""
     half = max(1, ((items - 1).bit_length() + 1) // 2)
     while True:
         place = _feistel(place, half, key)

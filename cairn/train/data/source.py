@@ -1,4 +1,4 @@
-"""Where samples come from, and which of them a rank takes.
+"""Interface of data sources, and the samples of each rank.
 
 A source is a pure function: sample `number` is the same on every rank, in every layout, after every restart.
 So the state of the data in a checkpoint is one integer, the samples consumed so far, and any number of ranks
@@ -28,12 +28,12 @@ class Source(Protocol):
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """How many different samples there are; None when it never repeats."""
+        """Number of different samples; None for endless sources."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """What the stream depends on, for a checkpoint: a resume with another one would not be exact."""
+        """Identity of the stream for checkpoints; resuming with a different one would not be exact."""
         ...
 
     def batch(self, number: int) -> "Batch":
@@ -63,7 +63,7 @@ def share(consumed: int, rank: int, ranks: int, per_step: int) -> range:
 
 
 def cut(part: float, samples: int) -> int:
-    """Where the part of 1 from or up to which a source is used ends, in samples.
+    """Convert a fraction of a source to a sample index.
 
     Either side keeps one sample at least, where there are two: a held-out share of 5% exists for small texts, too.
     """

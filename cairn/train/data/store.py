@@ -31,7 +31,7 @@ CHUNK = 1 << 24  # bytes that are read at once by a check
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What docs.idx says about the store."""
+    """Header of docs.idx."""
 
     version: int
     dtype: str  # uint16 or uint32

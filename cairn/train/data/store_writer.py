@@ -94,7 +94,7 @@ class StoreWriter:
             self._abandon()
 
     def add(self, ids: Sequence[int] | np.ndarray, learn: np.ndarray | None = None) -> None:
-        """One document; with a mask when the store holds chats."""
+        """Add a document, with a loss mask if the store contains chats."""
         self.add_many(np.asarray(ids, np.int64), [len(ids)], learn)
 
     def add_many(
@@ -181,7 +181,7 @@ def check_free(path: Path, replace: bool) -> None:
 
 
 def _put_in_place(fresh: Path, path: Path, replace: bool) -> None:
-    """One rename; where a store is replaced, the old one stays until the new one is ready."""
+    """Rename into place; a replaced store stays until the new one is ready."""
     check_free(path, replace)
     old = path.with_name(f"{path.name}.replaced-{os.getpid()}")
     if path.exists():

@@ -86,7 +86,7 @@ def _file(path: Path) -> TextFile:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """By the name alone; None: no file of text."""
+    """File type by name; None if it is not a text file."""
     name = path.with_suffix("") if path.suffix in _PACKED else path
     return _KINDS.get(name.suffix.lower())
 

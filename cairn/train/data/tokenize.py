@@ -160,7 +160,7 @@ def _write(
 
 
 class TextEncoder:
-    """What a worker does: texts to ids."""
+    """Worker function: encodes texts to ids."""
 
     def __init__(self, backend: str, special: bool) -> None:
         import tokenizers
@@ -180,7 +180,7 @@ class TextEncoder:
 
 
 def _refused(unit: Unit, error: TypeError) -> DataError:
-    """Which text it was that cannot be encoded."""
+    """Error that names the text which cannot be encoded."""
     for text, where in zip(unit.texts, unit.where, strict=True):
         try:
             text.encode()

@@ -91,7 +91,7 @@ def units(files: Iterable[TextFile], advance: Advance) -> Iterator[Lines]:
 
 
 def _parts(tokenizer: Tokenizer) -> tuple[str, SpecialTokens, dict[str, str], str]:
-    """What a worker makes the same tokenizer from."""
+    """Arguments with which a worker recreates the tokenizer."""
     return (
         tokenizer.backend.to_str(),
         tokenizer.special,
@@ -101,7 +101,7 @@ def _parts(tokenizer: Tokenizer) -> tuple[str, SpecialTokens, dict[str, str], st
 
 
 class LineEncoder:
-    """What a worker does: lines to ids and masks."""
+    """Worker function: encodes lines to ids and masks."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 
 def id_limit(tokenizer: Tokenizer) -> int:
-    """One more than the largest id; vocabularies may have holes."""
+    """Largest id plus one; vocabularies may have gaps."""
     return max(tokenizer.backend.get_vocab(with_added_tokens=True).values()) + 1
 
 

@@ -79,7 +79,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, fewer: bool = False) -> To
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte and the special tokens: needs no text and no training."""
+    """Tokenizer with one token per byte and the special tokens, which needs no training."""
     from tokenizers import models
 
     backend = _empty_backend()
@@ -153,7 +153,7 @@ def _empty_backend() -> "tokenizers.Tokenizer":
 
 
 def _alphabet() -> list[str]:
-    """How byte-level vocabularies spell the 256 bytes, in a fixed order."""
+    """Byte-level spelling of the 256 bytes in a fixed order."""
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -18,12 +18,12 @@ from cairn.core.errors import DataError
 class Tokens(Protocol):
     @property
     def path(self) -> Path:
-        """Where it is, for messages."""
+        """Path for messages."""
         ...
 
     @property
     def format(self) -> str:
-        """What it is called: "token store", "Megatron", "llm.c"."""
+        """Name of the format: "token store", "Megatron", "llm.c"."""
         ...
 
     @property
@@ -33,17 +33,17 @@ class Tokens(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells this data from other data, wherever it lies: its size, and its checksum where known."""
+        """Identity of the data independent of its path: its size, and its checksum if known."""
         ...
 
     @property
     def has_mask(self) -> bool:
-        """Whether it says which tokens are to be learnt; otherwise all are."""
+        """Return whether there is a loss mask; otherwise all tokens have a loss."""
         ...
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where each document begins, and where the last one ends: int64, not falling."""
+        """Start of each document and end of the last: int64, non-decreasing."""
         ...
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -51,7 +51,7 @@ class Tokens(Protocol):
         ...
 
     def mask(self, start: int, stop: int) -> np.ndarray:
-        """Which of them are to be learnt, as bool."""
+        """Loss mask of these tokens, as bool."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""How gradients change weights: AdamW, Muon, and what they remember in 32, 16 or 8 bits."""
+"""Optimizers AdamW and Muon with states in 32, 16 or 8 bits."""

@@ -57,7 +57,7 @@ class AdamW:
                 adamw(self._state(names, grads), step, factor)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What has to be saved: role -> path -> tensor."""
+        """State to save: role -> path -> tensor."""
         return {"m": self.m, "v": self.v} | ({"master": self.masters} if self.masters else {})
 
     def _state(self, names: list[str], grads: list[Tensor]) -> State:
@@ -103,5 +103,5 @@ def by_decay(parameters: Mapping[str, Tensor]) -> dict[bool, list[str]]:
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether something is multiplied with it. The biases of all experts lie in one tensor, and are vectors."""
+    """Return whether a parameter is a matrix. The stacked biases of all experts are vectors."""
     return parameter.dim() > 1 and "bias" not in name.rpartition(".")[2]

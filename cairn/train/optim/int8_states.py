@@ -108,7 +108,7 @@ class AdamW8:
 
 
 def rounded_at_random(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """To bfloat16, up or down with the chances that make it right on average; other types as they are."""
+    """Stochastic rounding to bfloat16; other dtypes are converted as usual."""
     if dtype != torch.bfloat16:
         return x.to(dtype)
     noise = torch.randint(

@@ -42,12 +42,12 @@ def orthogonal(x_NRC: Tensor, steps: int = STEPS) -> Tensor:
 
 
 def takes(name: str, parameter: Tensor) -> bool:
-    """Whether Muon updates this parameter."""
+    """Return whether Muon updates this parameter."""
     return is_inside(name) and is_matrix(name, parameter)
 
 
 def is_inside(name: str) -> bool:
-    """Whether it is a layer's own, and no router."""
+    """Return whether the parameter belongs to a layer and is not a router."""
     return name.startswith("layers.") and ".router." not in name
 
 

@@ -1,4 +1,4 @@
-"""Which optimizer updates which parameters: one object for all of them, whatever they remember and where.
+"""Optimizer of all parameters, combining several methods and state locations.
 
 muon     matrices inside the layers -> Muon       the rest -> AdamW
 adamw    everything                 -> AdamW, with states in float32, bfloat16 or 8 bits
@@ -75,7 +75,7 @@ class Offloaded:
         return self.inner.tensors()
 
     def take_weights(self) -> None:
-        """After a checkpoint was read into the parameters."""
+        """Take over the weights after a checkpoint was read into the parameters."""
         for name, parameter in self.parameters.items():
             self.home[name].data.copy_(parameter.data)
 
@@ -88,7 +88,7 @@ def make_optimizer(
     cut: Cut,
     matrices: Matrices | None = None,
 ) -> Optimizer:
-    """For Muon: `cut`, from tensors by path to matrices by name, and `matrices`, who holds their other parts."""
+    """Create the optimizer. For Muon: `cut` maps tensors to matrices, `matrices` locates their other parts."""
     if settings.offload:
         return Offloaded(parameters, settings, masters, seed, cut, matrices)
     kind = AdamW8 if settings.states == "int8" else AdamW

@@ -22,7 +22,7 @@ from cairn.train.parallel.mesh import Group
 
 
 class BalancedRouter(Router):
-    """As the plain one, which it is where both `loss` and `rate` are 0."""
+    """Router with load balancing; equal to the plain router if both `loss` and `rate` are 0."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BalancedRouter(Router):
 
     @torch.no_grad()
     def steer(self, replicas: Group, factor: Tensor | None = None) -> None:
-        """After a step, with the loads of all ranks that had other tokens; `factor` NaN: the step is vetoed."""
+        """Update the balancing bias after a step from the loads of all ranks; a NaN `factor` skips a vetoed step."""
         load_E = all_reduce(self.load_E, replicas)
         if self.rate and self.bias_E is not None:
             change_E = self.rate * torch.sign(load_E.mean() - load_E)

@@ -52,7 +52,7 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
 
 def start_reduce_scatter(x: Tensor, group: Group) -> tuple[Tensor, Any]:
-    """As `reduce_scatter`, under way: the result, once the handle has been waited for. `x` lives until then."""
+    """Asynchronous `reduce_scatter`: returns the result and a handle to wait for. `x` must live until then."""
     out = x.new_empty((x.shape[0] // size_of(group), *x.shape[1:]))
     return out, _SCATTER(out, x, group=group, async_op=True)
 

@@ -1,4 +1,4 @@
-"""How long a rank computes in a step before it waits for others: it tells a slow rank from those who wait for it.
+"""Compute time of a rank before it waits for others, which distinguishes a straggler from waiting ranks.
 
     tokens of all ranks summed --begin-- forward, backward --end-- gradients of all ranks waited for
 
@@ -16,7 +16,7 @@ Mark = int | torch.cuda.Event  # nanoseconds of the host, or an event that has a
 
 
 class ComputeTime:
-    """Of the first forward and backward of each step; costs nothing unless `step_ended` is called after each."""
+    """Times the first forward and backward of each step; costs nothing unless `step_ended` is called after each."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.on_gpu = torch.device(device).type == "cuda"

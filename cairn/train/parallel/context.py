@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 def chunks_of(rank: int, size: int, kind: Attention) -> list[int]:
-    """Which chunks of the tokens a rank has, in order."""
+    """Token chunks of a rank, in order."""
     return [rank, 2 * size - 1 - rank] if kind == "ring" else [rank]
 
 
 def indices(tokens: int, rank: int, size: int, kind: Attention) -> Tensor:
-    """Where a rank's tokens stand in the microbatch."""
+    """Indices of a rank's tokens in the microbatch."""
     count = 2 * size if kind == "ring" else size
     if tokens % count:
         raise ConfigError(
@@ -67,7 +67,7 @@ def local_batch(batch: "Batch", group: Group, kind: Attention) -> "Batch":
 
 
 class Ring:
-    """One microbatch's attention round the ring."""
+    """Ring attention of a microbatch."""
 
     def __init__(self, group: Group, lengths: Sequence[int], device: torch.device | str) -> None:
         self.group, self.lengths, self.device = group, list(lengths), torch.device(device)
@@ -205,7 +205,7 @@ def _moved(span: slice, by: int) -> slice:
 
 
 class Ulysses:
-    """One microbatch's attention with heads cut over the ranks in place of tokens."""
+    """Ulysses attention of a microbatch: heads instead of tokens are sharded over the ranks."""
 
     def __init__(self, group: Group, inner: Attend, lengths: Sequence[int]) -> None:
         """`inner`: attention over all tokens of the microbatch, for however many heads."""
@@ -263,7 +263,7 @@ def attend_for(
     kind: Attention,
     inner: "Callable[[Batch], Attend] | None" = None,
 ) -> Attend:
-    """How the tokens of a whole microbatch attend, on a rank that has some of them; `inner`: how it would alone."""
+    """Attention over a whole microbatch for a rank that has a part of it; `inner` is the attention of a single rank."""
     device = batch.tokens_T.device
     if batch.prefixes:
         if group is not None:

@@ -19,17 +19,17 @@ from cairn.train.parallel.rows import Rows
 
 
 class Sync(Protocol):
-    """How gradients of ranks that hold the same weights become one."""
+    """Synchronisation of gradients between ranks with the same weights."""
 
     copies: int  # ranks that have the same gradient afterwards
     rows: dict[str, Rows]  # of a parameter, those that this rank updates; no entry: all
 
     def begin(self, microbatches: int) -> None:
-        """Before the first forward of a step of so many backwards (0: without gradients): weights are up to date."""
+        """Prepare a step with this number of backward passes (0: no gradients); weights are up to date afterwards."""
         ...
 
     def after_forward(self) -> None:
-        """After a pass without gradients: weights that were gathered for it may go."""
+        """Release gathered weights after a pass without gradients."""
         ...
 
     def before_backward(self, last: bool) -> None:
@@ -43,11 +43,11 @@ class Sync(Protocol):
     def after_backward(self) -> None: ...
 
     def finish(self) -> None:
-        """After the last backward: `gradients` are sums over all ranks."""
+        """Finish after the last backward; `gradients` are then sums over all ranks."""
         ...
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What this rank updates."""
+        """Parameters that this rank updates."""
         ...
 
     def gradients(self) -> dict[str, Tensor]: ...

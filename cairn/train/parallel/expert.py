@@ -31,7 +31,7 @@ def is_expert_weight(name: str) -> bool:
 
 
 class Sharing(NamedTuple):
-    """How the expert layers of a stage are shared and kept busy."""
+    """Expert parallelism and load balancing of a stage."""
 
     group: Group = None  # ranks that each hold some of the experts; None: all are here
     context: Group = None  # ranks that have other tokens of the same microbatch
@@ -85,7 +85,7 @@ class SpreadExperts(ExpertLayer):
         return _AllToAll.apply(back_MD, gets, sends, self.group)
 
     def slots(self) -> Iterator[Slot]:
-        """Those of this rank's experts, under their numbers in the whole model."""
+        """Slots of this rank's experts, named by their global index."""
         first = self.place * self.count
         for slot in super().slots():
             expert = int(slot.name.partition(".")[0])

@@ -69,7 +69,7 @@ class Fsdp:
         pass
 
     def after_forward(self) -> None:
-        """Without a backward, weights that stay gathered are not freed, and an update would not reach them."""
+        """Reshard after a pass without backward, because gathered weights would not see an update."""
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):

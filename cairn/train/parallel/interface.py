@@ -1,4 +1,4 @@
-"""What a training step asks of a model, however many processes it is spread over.
+"""Interface of a parallelised model for the training step.
 
     batches -forward_backward-> gradients -grad_norm-> factor -> optimizer
     batches -forward, head-> log-probabilities, losses, hidden states
@@ -38,7 +38,7 @@ class CountsUnits(Protocol):
     """A loss whose mean is not one over tokens."""
 
     def units(self, batches: "Sequence[Batch]") -> int:
-        """How many losses these microbatches have."""
+        """Number of losses in these microbatches."""
         ...
 
 
@@ -78,11 +78,11 @@ class Parallel(Protocol):
         ...
 
     def steer_routers(self, factor: Tensor) -> None:
-        """After `forward_backward`: the biases of balanced experts follow its loads; `factor` NaN: they stay."""
+        """Update the biases of balanced experts after `forward_backward`; a NaN `factor` leaves them unchanged."""
         ...
 
     def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[dict[str, Tensor]]:
-        """What `head` makes of each batch's tokens, without gradients; on every rank that computes the batch.
+        """Apply `head` to each batch without gradients; results are on every rank that computes the batch.
 
         Changes no weight, no gradient and no router. With fsdp, and with experts on several ranks, all data ranks
         give equally many batches: a layer's weights and tokens travel between them.
@@ -94,11 +94,11 @@ class Parallel(Protocol):
         ...
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What this process updates, by path; local shards where there are shards, nothing that is frozen."""
+        """Parameters that this process updates, by path: local shards, without frozen ones."""
         ...
 
     def gradients(self) -> dict[str, Tensor]:
-        """By the same paths, once `forward_backward` has run."""
+        """Gradients by the same paths, after `forward_backward`."""
         ...
 
     def grad_norm(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""How many ranks work on a model, and how they share it.
+"""Parallel layout: the number of ranks along each dimension.
 
     world = dp * fsdp * pp * cp * tp
 
@@ -34,7 +34,7 @@ Ranks = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many ranks each way of sharing has; 1 is off."""
+    """Number of ranks of each parallel dimension; 1 is off."""
 
     dp: Ranks = 1
     """replicas of the whole model, each with its own samples"""
@@ -53,7 +53,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.dp * self.fsdp * self.pp * self.cp * self.tp
 
     def data_ranks(self) -> int:
-        """How many parts each step's samples are cut into."""
+        """Number of data-parallel parts of each step's samples."""
         return self.dp * self.fsdp
 
     def words(self) -> str:
@@ -63,7 +63,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the ranks of a layout work together; none of it changes what is computed."""
+    """Execution strategy of a layout, which does not change the result."""
 
     order: Order = "1f1b"
     """pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zbv or dualpipev"""
@@ -82,7 +82,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Balance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How experts are kept equally busy; changes what is computed, and for every layout alike."""
+    """Load balancing of experts, which changes the result, equally for every layout."""
 
     loss: float = 0.0
     """weight of the loss that keeps them equally busy; 0: none"""
@@ -91,7 +91,7 @@ class Balance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepDemand(msgspec.Struct, frozen=True):
-    """What a step asks of a layout, as far as it decides whether it can work; 0: not known yet."""
+    """Step sizes that determine whether a layout is possible; 0 if unknown."""
 
     tokens: int = 0  # of one microbatch
     microbatches: int = 0  # of one data rank in one step

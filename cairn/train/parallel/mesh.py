@@ -1,4 +1,4 @@
-"""Where this process stands among all: its rank along each axis, and the groups it talks to.
+"""Device mesh: the rank of this process along each dimension, and its process groups.
 
     rank = (((pp_rank * dp + dp_rank) * fsdp + fsdp_rank) * cp + cp_rank) * tp + tp_rank
 
@@ -30,7 +30,7 @@ Place = dict[str, int]  # rank along each axis
 
 
 class Mesh:
-    """One process's view of the layout."""
+    """View of the layout from one process."""
 
     def __init__(self, layout: Layout, rank: int, groups: dict[str, Group], device: str) -> None:
         self.layout, self.device, self.world_rank = layout, device, rank
@@ -144,7 +144,7 @@ def _by_key(layout: Layout, axis: str) -> dict[tuple[int, ...], list[int]]:
 
 
 def _key(layout: Layout, axis: str, rank: int) -> tuple[int, ...]:
-    """What all members of a group have in common, and no other rank."""
+    """Key that identifies the group of a rank along an axis."""
     where = place(layout, rank)
     data = where["dp"] * layout.fsdp + where["fsdp"]
     if axis == "ep":

@@ -244,7 +244,7 @@ class ParallelModel:
         return over_ranks(trained, self.mesh.group("tp"), rows, mine, apart)
 
     def _is_on_both_ends(self, name: str) -> bool:
-        """Whether the first and the last stage, on two ranks, both hold this parameter."""
+        """Return whether the first and the last stage, on different ranks, both hold this parameter."""
         if name != TIED or not self.spec.tied or self.strategy.order in IN_V:
             return False
         pp = self.mesh.size("pp")
@@ -259,7 +259,7 @@ def first_trained(stages: Sequence[Stage], mesh: Mesh) -> int:
 
 
 def square_sum_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Of all elements, float32; one kernel for all of them on a GPU."""
+    """Sum of squares of all elements in float32; a single kernel on a GPU."""
     if gradients[0].is_cuda:
         return square_sum([gradient.contiguous() for gradient in gradients])
     return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()

@@ -1,4 +1,4 @@
-"""What a head has made of each token, brought together: on every rank, for all tokens of its microbatches.
+"""Gathering of per-token head outputs on every rank, for all tokens of its microbatches.
 
     cp   each rank has the values of its tokens     gathered, and put back into the order of the batch
     pp   only the last stage has any                broadcast to the others

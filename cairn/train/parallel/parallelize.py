@@ -175,7 +175,7 @@ def _fill_random(stage: Stage, slots: list[Slot], device: str, seed: int) -> Non
 
 
 def _syncs(stages: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -> list[Sync]:
-    """Who looks after which parameters: experts that are spread apart from all others."""
+    """Gradient synchronisation by parameter: distributed experts separately from all others."""
     everything = {name: p for stage in stages for name, p in stage.named_parameters()}
     parameters = {name: p for name, p in everything.items() if p.requires_grad}
     all_experts = {n for n in everything if mesh.size("ep") > 1 and is_expert_weight(n)}

@@ -1,4 +1,4 @@
-"""One block of a ring's attention: some queries against some keys, with what is needed to add blocks up.
+"""Blocks of ring attention: queries against keys, with the statistics to combine blocks.
 
     out = softmax(q k^T) v,   lse = log(sum(exp(q k^T)))        of a block
     two blocks:  out = (out1 * e^lse1 + out2 * e^lse2) / (e^lse1 + e^lse2)
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def block_of(q: Chunk, k: Chunk, window: int) -> Block | None:
-    """What a chunk of queries sees of a chunk of keys; None: nothing."""
+    """The visible block of a query chunk and a key chunk; None if nothing is visible."""
     if k.number == q.number:
         return Block(slice(0, len(q)), slice(0, len(k)), q, k, diagonal=True)
     if k.number > q.number or k.high < q.low:
@@ -121,7 +121,7 @@ def _scores(q_SHC: Tensor, k_NKC: Tensor, block: Block, rule: Rule) -> Tensor:
 
 
 def _mask(block: Block, window: int) -> Tensor | None:
-    """Which keys each query sees, [S, N]; None: all."""
+    """Attention mask [S, N]; None if all keys are visible."""
     if not block.diagonal and not window:
         return None
     device = block.q.documents_N.device

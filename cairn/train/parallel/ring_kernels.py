@@ -75,7 +75,7 @@ def _problem(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Ru
 
 
 def _lengths(block: Block) -> tuple[Tensor | None, int, int]:
-    """Where documents begin, and the most queries and keys of one; None: all queries against all keys."""
+    """Document offsets and the maximum queries and keys of a document; None for all queries against all keys."""
     if not block.diagonal:
         return None, block.rows.stop - block.rows.start, block.keys.stop - block.keys.start
     longest = max(block.q.lengths)

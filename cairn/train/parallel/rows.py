@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(total: int, rank: int, size: int) -> Rows:
-    """As torch cuts: equal parts, rounded up."""
+    """Rows of a rank in torch's partition: equal parts, rounded up."""
     each = -(-total // size)
     return Rows(min(rank * each, total), min((rank + 1) * each, total))
 

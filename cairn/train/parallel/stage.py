@@ -37,7 +37,7 @@ ExpertMaker = Callable[[Build, ModelSpec, Experts], ExpertLayer]
 
 
 class Share(NamedTuple):
-    """Which part of the model a stage is."""
+    """Part of the model in a pipeline stage."""
 
     stage: int
     stages: int

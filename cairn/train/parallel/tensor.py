@@ -24,7 +24,7 @@ from cairn.train.parallel.mesh import Group
 
 
 class TensorShards:
-    """One rank among those that share each layer."""
+    """Tensor-parallel shard of each layer."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -35,7 +35,7 @@ class TensorShards:
         return _Enter.apply(x, self.group)
 
     def leave(self, gradient: Tensor) -> Tensor:
-        """What `enter` does in backward, for operations that have a backward of their own."""
+        """Backward of `enter`, for operations with a backward of their own."""
         return all_reduce(gradient, self.group)
 
     def reduce(self, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class TensorShards:
 
 
 class SequenceShards(TensorShards):
-    """As above, with the tokens between the layers cut over the ranks."""
+    """Tensor parallelism with sequence parallelism: tokens between the layers are sharded."""
 
     def enter(self, x: Tensor) -> Tensor:
         return GatherRows.apply(x, self.group)
@@ -69,7 +69,7 @@ class SequenceShards(TensorShards):
 
 
 class VocabularyShards(SequenceShards):
-    """For the first and the last matrix: tokens leave the lookup cut, but are whole again before the scores.
+    """Shards of embedding and LM head: tokens are sharded after the lookup and gathered before the logits.
 
     The stage gathers them once (`GatherRows`, whose backward sums), so entering does nothing more; a loss may then
     take the tokens in pieces.

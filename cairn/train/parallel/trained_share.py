@@ -1,4 +1,4 @@
-"""How much of a rank's weights a run with frozen parts changes: of the rank of a pipeline that changes most.
+"""Share of trained weights in a run with frozen parts, on the pipeline rank with the most of them.
 
     frozen: embedding, layers 0..11     pp 2     rank 0 trains 0 of 1, rank 1 trains 1 of 1     ->  1.0
 

@@ -23,7 +23,7 @@ IGNORED = -100
 
 
 class LogProbs(NamedTuple):
-    """Of each token, float32 (float64 where the scores are); alike on all ranks."""
+    """Log probabilities of each token, float32 (float64 for float64 scores), equal on all ranks."""
 
     logp_T: Tensor  # of its target; 0 where the target is IGNORED
     lse_T: (
@@ -32,7 +32,7 @@ class LogProbs(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Which of the vocabulary's words a rank has scores of."""
+    """Vocabulary range of a rank."""
 
     first: int
     count: int  # the columns behind them are padding
@@ -47,7 +47,7 @@ def words_of(vocabulary: Vocabulary) -> Words:
 
 
 class KernelOperands(NamedTuple):
-    """What the fused cross entropy takes: hidden states, and this rank's rows of the output projection."""
+    """Operands of the fused cross-entropy: hidden states, and this rank's rows of the LM head."""
 
     hidden_TD: Tensor
     weight_VD: Tensor
@@ -55,7 +55,7 @@ class KernelOperands(NamedTuple):
 
 
 def kernel_operands(hidden_TD: Tensor, vocabulary: Vocabulary) -> KernelOperands | None:
-    """None where the head has an adapter, or a rank no words: the kernel wants some; all ranks take the same way."""
+    """Operands of the kernel; None if the head has an adapter or any rank has no words, equally on all ranks."""
     if vocabulary.addend is not None:
         return None
     words, total = words_of(vocabulary), vocabulary.shape[0]
@@ -100,7 +100,7 @@ def log_probs(
 
 @torch.no_grad()
 def entropies(hidden_TD: Tensor, vocabulary: Vocabulary, softcap: float = 0.0) -> Tensor:
-    """How undecided the model is at each token, in nats: lse - sum of p * score."""
+    """Entropy at each token in nats: lse - sum of p * score."""
     scores_TV = scores_of(hidden_TD, vocabulary, softcap)
     group = words_of(vocabulary).group
     largest_T, total_T = _statistics(scores_TV, group)

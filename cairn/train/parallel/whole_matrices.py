@@ -20,7 +20,7 @@ from cairn.train.parallel.mesh import Group
 
 
 class Matrix(NamedTuple):
-    """One of those that this rank, or one it shares them with, holds a part of."""
+    """A matrix of which this rank or a rank of its groups holds a part."""
 
     parameter: str  # path of the parameter that holds it
     shape: tuple[int, ...]  # of the whole
@@ -62,7 +62,7 @@ def put_together(like: Matrix, parts: Sequence[Piece | None], device: torch.devi
 
 
 def place(part: Piece) -> tuple[slice, ...]:
-    """Where in the whole a part stands."""
+    """Slices of a part in the whole matrix."""
     sides = zip(part.offsets, part.tensor.shape, strict=True)
     return tuple(slice(offset, offset + size) for offset, size in sides)
 

@@ -26,7 +26,7 @@ from cairn.train.parallel.rows import rows_of
 
 
 class Zero:
-    """One rank of those that share optimizer states (stage 1) and gradients (stage 2)."""
+    """ZeRO rank: shards optimizer states (stage 1) and gradients (stage 2)."""
 
     copies = 1  # no row is updated twice
 

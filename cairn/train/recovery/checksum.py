@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 def mark_of(pieces: Mapping[str, Piece]) -> Mark:
-    """Of weights and optimizer states; the random state is a rank's own."""
+    """Checksum of weights and optimizer states; the random state differs between ranks."""
     kind, check = 0, 0
     for name in sorted(pieces):
         piece = pieces[name]
@@ -61,7 +61,7 @@ def mark_of(pieces: Mapping[str, Piece]) -> Mark:
 
 
 def tensor_sum(tensor: Tensor) -> int:
-    """Of its 64-bit words, where it lies: a GPU reads its own memory faster than the bus could carry it."""
+    """Sum of 64-bit words, computed on the tensor's device, because the bus is slower than GPU memory."""
     flat = tensor.contiguous().view(-1).view(torch.uint8)
     if not flat.is_cuda:
         numbers: Any = flat.numpy()

@@ -13,13 +13,13 @@ PATIENCE_S = 10.0
 
 
 def adopt_orphans(adopt: bool) -> None:
-    """Whether processes whose parent has ended become children of this one."""
+    """Set whether orphaned descendants become children of this process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(SUBREAPER, int(adopt))
 
 
 def reap(pid: int) -> bool:
-    """Whether this was a child of ours that has ended; it is no zombie any more."""
+    """Return whether this was a child of ours that has ended; it is no zombie any more."""
     with contextlib.suppress(ChildProcessError):  # another one's, as long as that lives
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     return False

@@ -1,4 +1,4 @@
-"""Which rank failed, and why: from the last messages of all ranks to one incident.
+"""Root-cause analysis: from the last messages of all ranks to one incident.
 
     rank 0  "Connection closed by peer"     a bystander: it lost another rank
     rank 1  ended by signal 9               this one
@@ -32,7 +32,7 @@ MemoryGone = Callable[[int], bool]  # whether the memory of this node has ended
 
 
 class RankEnd(Protocol):
-    """What is known of a rank: its last message, or that it is gone with an exit status."""
+    """Last message of a rank, or its exit status."""
 
     word: str | None
     value: object
@@ -64,7 +64,7 @@ def collect(
 
 
 def _going(ranks: Sequence[LocalRank], memory_gone: MemoryGone) -> bool:
-    """Whether a rank has gone with its node, and others of that node have not yet."""
+    """Return whether a rank ended with its node while others of that node have not ended yet."""
     for node in {rank.node for rank in ranks if rank.word == "gone"}:
         here = [rank for rank in ranks if rank.node == node]
         if not all(rank.over for rank in here) and memory_gone(node):

@@ -28,7 +28,7 @@ LEAST_BUSY_S = 0.02  # steps shorter than this say nothing about who is slow
 
 
 class StepWork(NamedTuple):
-    """What one rank did in one step."""
+    """Work of a rank in a step."""
 
     step: int
     busy_s: float  # computing, until its gradients had to wait for others
@@ -36,7 +36,7 @@ class StepWork(NamedTuple):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank, as the board shows it."""
+    """State of a rank on the board."""
 
     rank: int
     alive: bool
@@ -59,7 +59,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What the ranks had done when something last moved, and when that was."""
+    """Progress of the ranks at the last change, and its time."""
 
     signature: tuple[tuple[int, int, int], ...] = ()
     at: float = 0.0
@@ -101,7 +101,7 @@ def judge(
 
 
 def verdict_of(finding: Finding) -> Verdict:
-    """What a finding means, where it is not the end of a process: those have words of their own."""
+    """Verdict of a finding other than the end of a process."""
     if finding.kind == "slow":
         return Verdict("straggler", finding.why)
     verdict = classify(Evidence(silent=finding.kind == "silence", stuck=finding.kind != "silence"))
@@ -109,12 +109,12 @@ def verdict_of(finding: Finding) -> Verdict:
 
 
 def patience(state: str, silent_s: float) -> float:
-    """How long a process may be silent. One that the kernel calls runnable is starved, not dead."""
+    """Silence timeout of a process; longer for one that the kernel calls runnable, because it is only starved."""
     return silent_s * (STARVED if state in ("R", "S", "D") else 1)
 
 
 def suspect(ranks: Sequence[RankView]) -> RankView:
-    """Of ranks that wait for each other: the one with the fewest collectives; of equals, one that is in none."""
+    """The suspect among ranks that wait for each other: fewest collectives; on a tie one that is in none."""
     return min(ranks, key=lambda one: (one.collectives, one.step, one.waits, one.rank))
 
 
@@ -128,7 +128,7 @@ class Slow(NamedTuple):
     step_s: float  # of the whole step; 0: not known
 
     def words(self) -> str:
-        """In a sentence: the slowest rank waits for no other, so the rest of its step is the network's."""
+        """Describe the straggler; it waits for no other rank, so the rest of its step is communication."""
         times = self.busy_s / max(self.others_s, 1e-9)
         text = f"computes {self.busy_s:.3f} s of a step, {min(times, 999):.1f} times the others' {self.others_s:.3f} s"
         if not self.step_s:
@@ -139,7 +139,7 @@ class Slow(NamedTuple):
 
 
 class Slowness:
-    """Who was far slower than the others, step after step; a single slow step names no rank.
+    """Straggler detection over consecutive steps; a single slow step names no rank.
 
     Steps are looked at one by one, once every rank has reported them: nodes report at different moments.
     """
@@ -215,7 +215,7 @@ def is_slow(mine_s: float, others_s: float, factor: float) -> bool:
 
 
 def median_of_others(ordered: Sequence[float], mine: float) -> float:
-    """Of all but one that is `mine`, without sorting anew for each of thousands of ranks."""
+    """Median of all values but `mine`, without sorting again for each of thousands of ranks."""
     left_out, others = bisect.bisect_left(ordered, mine), len(ordered) - 1
 
     def nth(n: int) -> float:

@@ -1,4 +1,4 @@
-"""What the watches of a launched job have found: one line each in RUN/recovery/findings.jsonl.
+"""Findings of the watches of a launched job: one line each in RUN/recovery/findings.jsonl.
 
     node watch --append--> findings.jsonl --> rank 0 of this life (stragglers), of the next one (why the last one ended)
                                           --> the leader of the next life (how often which node has failed)
@@ -33,23 +33,23 @@ class WatchFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where strikes are counted: a name alone may move to another machine."""
+        """Key for counting strikes: host and node, because a node name may move to another machine."""
         return f"{self.host}/{self.node}"
 
     @property
     def node_number(self) -> int | None:
-        """Of a node of this machine (`node-1`); other names say nothing."""
+        """Index of a node of this machine (`node-1`); None for other names."""
         name, _, number = self.node.rpartition("-")
         return int(number) if name == "node" and number.isdecimal() else None
 
     @property
     def ends(self) -> bool:
-        """Whether a rank was ended for it."""
+        """Return whether a rank was killed because of the finding."""
         return self.rung not in ("", "tell")
 
 
 def write_found(run: str | Path, finding: WatchFinding) -> None:
-    """In one write, so that the lines of two nodes do not mix; a folder that is not seen here is no reason to fail."""
+    """Append a finding in one write, so that lines do not interleave; an inaccessible folder is ignored."""
     with contextlib.suppress(OSError):
         folder = Path(run) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +73,6 @@ def read_found(run: str | Path) -> list[WatchFinding]:
 
 
 def forget_found(run: str | Path) -> None:
-    """Of an earlier start of the run."""
+    """Delete the findings of an earlier start of the run."""
     with contextlib.suppress(OSError):
         (Path(run) / FOLDER / FINDINGS).unlink(missing_ok=True)

@@ -40,7 +40,7 @@ class RecallFailed(CairnError):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What a rank needs to know when it starts."""
+    """Start parameters of a rank."""
 
     rank: int
     world: int
@@ -237,7 +237,7 @@ class GuardedLoop(Loop):
         return tuple(map(int, self.board.nodes["began_ns"]))
 
     def _publish_address(self) -> None:
-        """Where the largest tensor lies: a fault injector flips a bit there."""
+        """Publish the address of the largest tensor, where a fault injector flips a bit."""
         pieces = [
             piece.tensor for name, piece in self.state.pieces().items() if name.startswith("model/")
         ]
@@ -280,7 +280,7 @@ class Heartbeat:
 
 
 def collectives_begun() -> int:
-    """By this process, in all its groups; 0 where torch does not tell."""
+    """Number of collectives this process has started in all groups; 0 if torch does not report it."""
     total = 0
     with contextlib.suppress(RuntimeError, AttributeError):
         groups: Any = list(distributed_c10d._world.pg_map)

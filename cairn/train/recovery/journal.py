@@ -1,4 +1,4 @@
-"""What a run with recovery writes down while it lives, under RUN/recovery/; others read it.
+"""Journal of a run with recovery, written under RUN/recovery/ for other processes.
 
     ledger.json    where the wall time went (`core/job_ledger.Ledger`); `cairn jobs why` and the report read it
     metrics.prom   the same as Prometheus text
@@ -37,7 +37,7 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs where, on one machine."""
+    """Ranks and nodes of a run on one machine."""
 
     life: int  # how often the ranks were started before
     layout: Layout

@@ -1,4 +1,4 @@
-"""What to do about a failure: the cheapest rung that can work, and the next one if it did not.
+"""Recovery actions in order of cost: the cheapest that can work, then the next one if it failed.
 
     tell       a rank is slow: named, nothing else
     redo       all processes start again where they were; no node is bad
@@ -36,7 +36,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survivors(msgspec.Struct, frozen=True, kw_only=True):
-    """What can still be used."""
+    """Remaining nodes and layout."""
 
     layout: Layout  # that the job was asked to run in
     nodes: tuple[int, ...]  # that are in use now

@@ -177,7 +177,7 @@ def _give_duty(node: node_memory.Node, agreement: Agreement, config: Train, rank
 
 
 def node_name() -> str:
-    """As the job calls it, else by torchrun's number."""
+    """Node name from the job, else from torchrun's group rank."""
     return os.environ.get("CAIRN_NODE") or f"node-{os.environ.get('GROUP_RANK', '0')}"
 
 
@@ -214,7 +214,7 @@ def _everybody(mine: Any, world: int) -> list[Any]:
 
 
 def _own_address(hosts: list[str]) -> str:
-    """Where other nodes reach this one; loopback if all of them are on this machine."""
+    """Address of this node for other nodes; loopback if all are on this machine."""
     others = [host for host in hosts if host != socket.gethostname()]
     if not others or os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
         return LOOPBACK

@@ -185,7 +185,7 @@ class LocalDriver:
         return int(line["pid"]), int(line["began_ns"])
 
     def _late(self) -> bool:
-        """Whether a rank has not begun to train in time; it is ended, and so the cause is known."""
+        """Return whether a rank has not begun to train in time; it is ended, and so the cause is known."""
         phases = [int(self._line(rank)["phase"]) for rank in range(len(self.ranks))]
         self.trained = self.trained or min(phases) > STARTING
         waited = time.monotonic() - self.started
@@ -198,7 +198,7 @@ class LocalDriver:
         return True
 
     def _leaves_late(self, words: set[str | None]) -> bool:
-        """Whether a rank has not left although others have. All pass the last barrier together, so it hangs.
+        """Return whether a rank has not left although others have. All pass the last barrier together, so it hangs.
 
         Its state is on disk: the ranks that are started again have nothing left to train.
         """

@@ -59,7 +59,7 @@ class FarCopies:
             )
 
     def _steps(self) -> list[int]:
-        """What cannot even be asked is no empty store: a run must not begin again from nothing because of that."""
+        """List the stored steps; an unreachable store raises, because the run must not restart from nothing."""
         try:
             return self.store.steps()
         except CairnError:

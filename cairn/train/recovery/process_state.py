@@ -1,4 +1,4 @@
-"""What the kernel says of a process of this machine. Reads /proc, nothing else."""
+"""State of a local process from /proc."""
 
 import signal
 from pathlib import Path

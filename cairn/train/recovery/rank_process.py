@@ -1,4 +1,4 @@
-"""One rank on a node of this machine, from fork to its last message.
+"""Process of a rank on a local node, from fork to its last message.
 
     join the others -> run_launched -> "said", "record", ... then "done" | "paused" | "failed" through the pipe
 
@@ -42,7 +42,7 @@ class Placement(NamedTuple):
     device: str
 
     def environment(self) -> dict[str, str]:
-        """As a launcher of many machines would set it."""
+        """Environment as a multi-node launcher would set it."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.config.parallel.world()),
@@ -100,7 +100,7 @@ def start_rank(placement: Placement) -> LocalRank:
 
 
 def end_ranks(ranks: list[LocalRank]) -> None:
-    """Those that are done may leave by themselves; all others are killed, stopped ones too."""
+    """End the ranks: finished ones exit by themselves, all others are killed, also stopped ones."""
     for rank in ranks:
         if rank.process.is_alive():
             if rank.word in ("done", "paused"):

@@ -19,7 +19,7 @@ from cairn.train.checkpoint.peer_restore import Recall
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """What a rank says first. Secrets travel between ranks only, like the gradients."""
+    """First message of a rank. Secrets are exchanged between ranks only, like gradients."""
 
     host: str
     known: (
@@ -29,7 +29,7 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Present(msgspec.Struct, frozen=True):
-    """What a rank says when all are there."""
+    """Message of a rank when all have arrived."""
 
     address: str  # of its node's memory
     host: str
@@ -41,7 +41,7 @@ class Present(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """From where, and who keeps copies of whom from now on."""
+    """Agreement on the checkpoint to resume from, and on the placement of copies."""
 
     addresses: tuple[str, ...]  # of all nodes, this rank's first
     keeper: str  # of this node's copies; empty: none
@@ -56,7 +56,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 def secret_of(arrived: Sequence[Arrived]) -> Secret:
-    """What the nodes' memories ask each other for, the same on all: a copy is given to this job only."""
+    """Shared secret of the memory agents, so that copies are given to this job only."""
     with_secret = [one for one in arrived if one.known is not None]
     for one in with_secret:
         if one.known != with_secret[0].known:

@@ -1,4 +1,4 @@
-"""What a run with recovery does about failures: one table of the recipe, `[recovery]`.
+"""Recovery settings: the table `[recovery]` of a recipe.
 
     [recovery]
     on = true
@@ -18,7 +18,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether and how a run survives the death of its processes."""
+    """Recovery from failed processes."""
 
     on: bool = False
     """start the ranks under a driver that finds what fails and goes on"""

@@ -1,4 +1,4 @@
-"""Where a rank stood when nothing moved any more: what it wrote about that, for the process that ends it.
+"""Stall note: the position of a rank when progress stopped, for the process that ends it.
 
     rank: `stall_writer` --> NODE/stall-3.json --read_note--> node watch, leader, driver
 
@@ -25,7 +25,7 @@ def stall_path(folder: Path, rank: int) -> Path:
 
 
 def read_note(path: Path, pid: int) -> StallNote | None:
-    """What this process has written, if it stands still."""
+    """Read the stall note of a process, or None."""
     try:
         note = msgspec.json.decode(path.read_bytes(), type=StallNote)
     except (OSError, msgspec.DecodeError):

@@ -64,7 +64,7 @@ class StallWriter:
 
 
 def main_stack() -> str:
-    """What the main thread does, the innermost call last."""
+    """Stack of the main thread, innermost call last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return ""

@@ -1,4 +1,4 @@
-"""What every process of a run with recovery can see at a glance: one page of shared memory.
+"""Status board of a run with recovery: one page of shared memory.
 
     rank 0   pid  epoch  phase  beat  step  collectives  busy  copied  replicated  settled | when each step ended
     rank 1   ...

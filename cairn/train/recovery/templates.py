@@ -1,4 +1,4 @@
-"""Which layout to run in when fewer ranks are left: worked out before anything fails.
+"""Fallback layouts for fewer ranks, computed before any failure.
 
     8 ranks  dp 4 x pp 2      7, 6 ranks  dp 3 x pp 2      5, 4  dp 2 x pp 2      3, 2  dp 1 x pp 2      1  alone
 
@@ -19,7 +19,7 @@ Fits = Callable[[Layout], bool]  # whether a layout can run at all: divisors, la
 
 
 def templates(layout: Layout, fits: Fits) -> dict[int, Layout]:
-    """For each number of ranks up to the layout's, the best layout that fits; counts without one are left out."""
+    """The best fitting layout for each number of ranks up to the layout's; counts without one are omitted."""
     by_ranks: dict[int, Layout] = {}
     for ranks in range(1, layout.world() + 1):
         best = best_for(layout, ranks, fits)
@@ -29,7 +29,7 @@ def templates(layout: Layout, fits: Fits) -> dict[int, Layout]:
 
 
 def best_for(layout: Layout, ranks: int, fits: Fits) -> Layout | None:
-    """As many ranks at work as possible; of those the one that asks least memory of a rank."""
+    """The layout with the most ranks; on a tie the one with the least memory per rank."""
     if ranks >= layout.world():
         return layout
     candidates = [one for one in variants(layout) if one.world() <= ranks and fits(one)]
@@ -57,7 +57,7 @@ def variants(layout: Layout) -> Iterator[Layout]:
 
 
 def fitting(check: Callable[[Layout], None]) -> Fits:
-    """From a function that raises to one that answers."""
+    """Convert a check that raises to a predicate."""
 
     def fits(layout: Layout) -> bool:
         try:

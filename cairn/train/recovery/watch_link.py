@@ -32,7 +32,7 @@ class Link:
         self.connection, self.rest = connection, b""
 
     def lines(self) -> list[bytes] | None:
-        """What has come; None when the other side is gone."""
+        """Received lines; None if the other side has closed."""
         while True:
             try:
                 data = self.connection.recv(1 << 16)
@@ -58,7 +58,7 @@ class Link:
 
 
 class Door:
-    """Where other nodes reach a watch. A client without the secret keeps a thread busy, and never the watch."""
+    """Listener of a watch for other nodes. A client without the secret occupies a thread but not the watch."""
 
     def __init__(self, folder: Path, host: str, authenticator: ClientAuthenticator) -> None:
         self.authenticator, self.admitted = authenticator, queue.SimpleQueue[socket.socket]()
@@ -66,7 +66,7 @@ class Door:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def let_in(self) -> list[socket.socket]:
-        """Those that have proved who they are, since the last call."""
+        """Connections authenticated since the last call."""
         return [self.admitted.get() for _ in range(self.admitted.qsize())]
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def call(host: str, port: int, secret: Secret | None) -> Link:
 
 
 def _listener(folder: Path, host: str) -> socket.socket:
-    """At the address of the watch before, if that can be had: others know it."""
+    """Listen at the address of the previous watch if possible, because others know it."""
     path = folder / DOOR
     before = int(path.read_text().rpartition(":")[2]) if path.exists() else 0
     try:

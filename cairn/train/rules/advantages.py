@@ -1,4 +1,4 @@
-"""How much better a sampled answer was than expected: advantages of groups of answers to one prompt, and GAE.
+"""Advantages: of groups of answers to one prompt, and GAE.
 
     grpo       (R - mean) / (std + eps)     unbiased std of the group      (arXiv:2402.03300)
     dr_grpo    R - mean                     easy and hard prompts alike    (arXiv:2503.20783)
@@ -17,7 +17,7 @@ Kind = Literal["grpo", "dr_grpo", "rloo"]
 
 
 def group_advantages(rewards_GN: Tensor, kind: Kind = "dr_grpo", eps: float = 1e-4) -> Tensor:
-    """Of G prompts with N answers each."""
+    """Advantages of G prompts with N answers each."""
     if rewards_GN.dim() != 2 or not rewards_GN.shape[1]:
         raise DataError(
             f"rewards of shape {list(rewards_GN.shape)}", hint="give [prompts, answers], 1 or more"

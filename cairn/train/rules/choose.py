@@ -1,4 +1,4 @@
-"""From the [objective] of a recipe to its rule."""
+"""Loss rule of a recipe's [objective]."""
 
 from cairn.train.config import Objective
 from cairn.train.rules.dpo import DPO

@@ -1,4 +1,4 @@
-"""On-policy distillation (arXiv:2306.13649): the student samples, and each token's advantage is what the teacher says.
+"""Distillation on policy (arXiv:2306.13649): the student samples, the teacher's log ratio is the advantage.
 
     advantage = log teacher - log student        its mean over the student's own tokens is -KL(student || teacher)
 
@@ -11,5 +11,5 @@ from cairn.train.rules.kl import LARGEST
 
 
 def distillation_advantage(student_T: Tensor, teacher_T: Tensor) -> Tensor:
-    """Of each sampled token, from the log-probabilities of both; without a gradient."""
+    """Advantage of each sampled token from both log probabilities, without a gradient."""
     return (teacher_T - student_T).detach().clamp(-LARGEST, LARGEST)

@@ -1,4 +1,4 @@
-"""What the losses of preference pairs have in common: sums of log-probabilities of two completions of one prompt.
+"""Shared parts of pairwise preference losses: summed log probabilities of two completions of a prompt.
 
     rule(chosen, rejected) -> loss_P, slope of the chosen, slope of the rejected      slope = d loss / d logp of a token
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Completions(NamedTuple):
-    """One completion of each prompt."""
+    """A completion of each prompt."""
 
     logp_P: Tensor  # summed over the completion's tokens, float32
     tokens_P: Tensor  # how many
@@ -23,11 +23,11 @@ class Completions(NamedTuple):
 
     @property
     def gain_P(self) -> Tensor:
-        """How much likelier than under the reference."""
+        """Log ratio to the reference."""
         return self.logp_P - self.reference_P
 
     def reward_P(self, per_token: bool) -> Tensor:
-        """What a rule compares, up to its scale."""
+        """Reward that a rule compares, without its scale."""
         return self.gain_P / self.tokens_P if per_token else self.gain_P
 
 

@@ -1,4 +1,4 @@
-"""How often drafts of a request hold: a decaying mean of each request, and counts by position of all. Pure Python.
+"""Acceptance statistics of drafts: a decaying mean for each request, and counts by position. Pure Python.
 
 What drafts rest on says much about them: of those behind a match of eight tokens nine in ten hold, of those behind two
 tokens a half. So every kind has a mean of its own, and its own belief before the first.
@@ -13,7 +13,7 @@ DECAY = 0.9  # what all earlier drafts count for, the belief too, when a step ha
 
 
 class Kind(NamedTuple):
-    """What drafts rest on, and what is believed of such drafts before the first."""
+    """Type of drafts, with the prior of its acceptance rate."""
 
     start: float  # the chance that one holds
     weight: float  # drafts that this belief counts as
@@ -28,14 +28,14 @@ FORCED = Kind(0.8, 4.0, 0.995)  # by a grammar, which forces text and not tokens
 
 
 def kind_of_match(tokens: int) -> Kind:
-    """Of drafts that follow so many tokens which stood somewhere before."""
+    """Draft type for a match of this number of tokens."""
     if tokens < 4:
         return SHORT_MATCH
     return MATCH if tokens < 8 else LONG_MATCH
 
 
 class Acceptance:
-    """Of one request and one kind: the chance that its next draft holds, given that those before it did.
+    """Acceptance rate of one request and draft type, conditional on the preceding drafts.
 
     Where nothing holds it falls by a tenth and more with every step, so drafts that cost little end soon, too. Where
     nothing is drafted it rises slowly to what was believed first: the more drafts cost, the later they are tried again.
@@ -62,7 +62,7 @@ class Acceptance:
 
 
 class Counts:
-    """Of all requests since the start, under the meanings that vLLM's metrics have."""
+    """Counts over all requests since the start, with the definitions of vLLM's metrics."""
 
     def __init__(self) -> None:
         self.drafted = 0  # tokens
@@ -85,7 +85,7 @@ class Counts:
 
     @property
     def by_position(self) -> list[int]:
-        """How often the first, second, .. draft held, as far as any did."""
+        """Number of accepted drafts by position."""
         behind = itertools.accumulate(reversed(self._of_held[1:]))
         return [count for count in reversed(list(behind)) if count]
 

@@ -1,4 +1,4 @@
-"""From `--speculate` and `--draft-tokens` to a drafter and the rule that says how many drafts a step verifies."""
+"""Creation of the drafter and of the draft-length policy from `--speculate` and `--draft-tokens`."""
 
 import logging
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,7 +48,7 @@ class Chosen(NamedTuple):
 def choose_drafter(
     config: "EngineConfig", target: "OpenModel", model: "Transformer"
 ) -> Chosen | None:
-    """None: nothing is drafted. A draft model or a head is loaded here, before the memory that is left is counted."""
+    """Create the drafter, or None. Draft models and heads are loaded here, before free memory is measured."""
     if config.speculate == "off":
         return None
     if (head := open_head(config, target, model)) is not None:
@@ -134,7 +134,7 @@ def _own_layer(config: "EngineConfig", target: "OpenModel", model: "Transformer"
 
 
 def _check_head(config: "EngineConfig", model: "Transformer") -> None:
-    """What the layer of a head cannot stand beside; one of the model's own kind may have latents as the others."""
+    """Raise for features that a draft head does not support; an MTP head may use latent attention."""
     spec = model.spec
     obstacles = {
         "tensor parallelism": model.build.shards.size > 1,

@@ -1,4 +1,4 @@
-"""How many drafts are worth verifying in the next step? Pure: rates and a cost in, counts out.
+"""Draft-length controller: acceptance rates and a cost model in, draft counts out. Pure.
 
     drafts of a request at chance a         1 + a + a^2 + .. + a^k tokens are expected of it
     a step of so many tokens                takes seconds(tokens)

@@ -46,7 +46,7 @@ class ModelDrafter:
         """Its pages are forgotten when others need them."""
 
     def _known(self, tokens: list[int]) -> list[int]:
-        """As far as the model that verifies has them."""
+        """The leading tokens that exist in the target's vocabulary."""
         return list(itertools.takewhile(lambda token: token < self.vocabulary, tokens))
 
     def _submit(self, ask: Ask) -> Request | None:

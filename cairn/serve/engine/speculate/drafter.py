@@ -1,4 +1,4 @@
-"""Who guesses the next tokens of a request, and how many of the guesses hold. Pure Python.
+"""Interface of drafters, which propose the next tokens of requests. Pure Python.
 
     propose --> drafts d1 d2 d3 --one step--> drawn s0 s1 s2 s3 --accepted--> s0 .. as far as d1 == s0, d2 == s1, ...
 
@@ -40,7 +40,7 @@ def kind_of(proposed: Sequence[int]) -> Kind:
 
 
 def kinds_of(drafter: "Drafter | None") -> tuple[Kind, ...]:
-    """Of the drafts that it may propose for a request without a grammar."""
+    """Draft types that a drafter proposes for requests without a grammar."""
     return () if drafter is None else getattr(drafter, "kinds", (ANY,))
 
 
@@ -51,7 +51,7 @@ class Drafter(Protocol):
     """
 
     def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
-        """For each, up to `most` tokens that may follow its prompt, its outputs and `hoped`.
+        """Propose up to `most` tokens for each request, to follow its prompt, outputs and `hoped`.
 
         It is asked for one more than a step verifies: for the token that is drawn behind the last draft. Fewer, or
         none, is an answer, too.

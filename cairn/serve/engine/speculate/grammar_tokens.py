@@ -48,7 +48,7 @@ def forced_tokens(ask: Ask) -> Sequence[int]:
 
 
 def _allowed(constraint: "Constraint | None", tokens: Sequence[int]) -> Sequence[int]:
-    """As far as the grammar follows: what is behind that cannot be drawn."""
+    """The leading tokens that the grammar accepts; later ones could not be sampled."""
     if constraint is None:
         return tokens
     return Drafts(tokens[: constraint.followed(tokens)], kind_of(tokens))

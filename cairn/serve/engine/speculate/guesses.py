@@ -1,4 +1,4 @@
-"""How many guesses of a head are made behind a step, and how many does the next one verify? Pure: knows numbers alone.
+"""Policy for the number of head drafts made after a step and verified in the next one. Pure.
 
 chances of a request's guesses      c1, c2, ..: what the head gives each, times how far it was right so far
 n of them are expected to bring     c1 + c1 c2 + ..  tokens
@@ -35,7 +35,7 @@ def worth_verifying(chances: Sequence[float], costs: GuessCosts) -> int:
 
 
 def least_chances(costs: GuessCosts, trust: float) -> list[float]:
-    """Behind 1, 2, .. guesses: the chance that they hold, as the head has it, from which on a further pass is made."""
+    """Thresholds on the head's confidence above which another draft pass is made, after 1, 2, ... drafts."""
     found, last = [], len(costs.steps_s) - 1
     for made in range(1, last):
         gain, bars = 0.0, []
@@ -48,7 +48,7 @@ def least_chances(costs: GuessCosts, trust: float) -> list[float]:
 
 
 class Trust:
-    """How many guesses hold, of as many as should by their chances. What follows the first that fails was not tried."""
+    """Calibration of the head's confidence: accepted over expected drafts, without those after a rejection."""
 
     def __init__(self) -> None:
         self._held = self._expected = BELIEF

@@ -61,7 +61,7 @@ class ChancedForm(HeadForm, Protocol):
 
 
 class Places(NamedTuple):
-    """Where passes 1 to K - 1 stand, of each sequence of the step."""
+    """Positions and slots of draft passes 1 to K - 1 for each sequence."""
 
     positions_KB: Tensor
     seen_KB: Tensor  # keys, their own included
@@ -154,7 +154,7 @@ class HeadDrafts:
         tables_GBP: Tensor,
         attend_rows: AttendRows,
     ) -> Tensor:
-        """As many as are worth their time, by what `least` says."""
+        """Run draft passes while the confidence exceeds the thresholds in `least`."""
         form = cast(ChancedForm, self.form)
         newest, chances_B = form.guessed(normed_BD)
         drafts, chances, held_B = [newest], [chances_B], chances_B
@@ -184,7 +184,7 @@ class HeadDrafts:
         return self.form.passed(self.embedding(newest_B), h_BD, positions_B, rows)
 
     def _places(self, lengths_B: Tensor, paged_B: Tensor, tables_GBP: Tensor) -> Places:
-        """Of all further passes at once: a kernel of a few words takes as long as one of many.
+        """Compute the places of all further passes at once, because small kernels cost as much as large ones.
 
         `paged_B`: tokens for which each sequence has pages, 0 for padding.
         """

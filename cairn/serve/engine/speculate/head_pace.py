@@ -39,7 +39,7 @@ Phase = Literal["plain", "on", "off"]
 
 
 class StepSeconds(Protocol):
-    """How long a step of so many tokens takes, learnt from steps that were measured: `MeasuredSeconds`."""
+    """Step-time model learned from measured steps; see `MeasuredSeconds`."""
 
     def __call__(self, tokens: int, /) -> float: ...
 
@@ -47,7 +47,7 @@ class StepSeconds(Protocol):
 
 
 class Mean:
-    """Of all numbers so far while they are few, then a decaying one: the newest counts for `new`."""
+    """Running mean that becomes a decaying mean with weight `new` for the newest value."""
 
     def __init__(self, new: float = NEW) -> None:
         self.value, self.count, self.new = 0.0, 0, new
@@ -147,7 +147,7 @@ class HeadPace:
         return least_chances(self._costs(requests), self.trust.factor)
 
     def guesses(self, request: "Request", requests: int) -> int:
-        """How many of its newest drafts are worth verifying, in a step of so many requests."""
+        """Number of the request's newest drafts to verify in a step of this size."""
         factor = self.trust.factor
         chances = [min(factor * chance, 1.0) for chance in self._chances.get(request, ())]
         return worth_verifying(chances, self._costs(requests))
@@ -173,7 +173,7 @@ class HeadPace:
         self._in_flight.setdefault(request, deque()).append(chances)
 
     def landed(self, request: "Request", held: int) -> None:
-        """Of those that were launched first, so many held."""
+        """Record the number of accepted drafts of the oldest step in flight."""
         if launched := self._in_flight.get(request):
             self.trust.note(launched.popleft(), held)
 

@@ -45,7 +45,7 @@ class NgramDrafter:
 
 
 def copied(text: Sequence[int], at: int, ask: Ask) -> list[int]:
-    """What follows in `text` from `at` on; behind its end the drafts follow themselves, as a period does."""
+    """The continuation of `text` from `at`; beyond its end it repeats periodically."""
     known = list(text[at : at + ask.most])
     if len(known) < ask.most:
         known += ask.hoped

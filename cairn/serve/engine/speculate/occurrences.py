@@ -1,4 +1,4 @@
-"""Where the last tokens of a text stood before: an index over texts that grow token by token. Pure Python.
+"""Index of earlier occurrences of the last tokens of growing texts. Pure Python.
 
     texts   a b c d a b e | a b c ...        places of the pair (a, b): 2, 6 in the first text, 2 in the second
     tail    .. x a b                         each place is compared backwards: how long is the match there?

@@ -1,4 +1,4 @@
-"""What do products of several rows cost, in products of one row? Measured when an engine starts, on a CPU.
+"""Relative cost of matmuls with several rows on a CPU, measured when an engine starts.
 
     rows    1    2    3    4    5    6    7    8   12   16      a layer of SmolLM2 in Q4_1 on a Cascade Lake
     cost  1.0  1.1  1.3  1.5  1.7  1.8  2.1  2.2  3.0  3.9
@@ -25,7 +25,7 @@ LEAST_TURNS, ENOUGH_S = 2, 0.2  # or fewer turns, where they take long
 
 
 def row_costs(model: Transformer) -> Callable[[int], float]:
-    """Of a step of so many tokens. Measured in a layer from the middle, where layers are like most others."""
+    """Relative cost of a step by its number of tokens, measured in a typical layer from the middle."""
     middle = model.layers[len(model.layers) // 2]
     maps = _some_maps(list(linears(middle)) or list(linears(model)))
     seconds = _shortest(maps, model.embedding.weight.dtype)

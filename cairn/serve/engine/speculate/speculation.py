@@ -1,4 +1,4 @@
-"""What a scheduler asks a drafter, and what becomes of the drafts. Pure Python; knows no pages and no budget.
+"""Speculation between scheduler and drafter: proposals and their results. Pure Python; knows no blocks or budget.
 
     plan --> drafts for the next step, and a guess of what is drawn behind them --land--> which tokens hold
 
@@ -42,7 +42,7 @@ Accept = Callable[["Request", Sequence[int], Sequence[int]], list[int]]
 
 
 class Planned(NamedTuple):
-    """For one request in the next step."""
+    """Drafts of a request for the next step."""
 
     guesses: Sequence[int]  # of the tokens that it draws
     drafts: int  # so many of them are verified
@@ -117,7 +117,7 @@ class Speculation:
     def _ask_for(
         self, decoding: Sequence["Request"], rooms: Sequence[int], most: int
     ) -> list[Planned]:
-        """Of each request the next tokens, or in place of those that the device drafts as many of DRAFTED."""
+        """Proposed tokens of each request, or placeholders (DRAFTED) for drafts on the device."""
         asks = [_ask(request, most) for request in decoding if self.drafts_on_host(request)]
         proposed, found = self._propose(asks), {}
         for ask, own in zip(asks, proposed, strict=True):
@@ -132,7 +132,7 @@ class Speculation:
         return [Planned(own, n, kind) for (own, kind), n in zip(guesses, counts, strict=True)]
 
     def _head_drafts(self, request: "Request", requests: int, most: int) -> int:
-        """How many drafts that the device makes may be verified in a step of so many requests."""
+        """Maximum number of device drafts to verify in a step of this many requests."""
         if self.pace is None:
             return most
         return min(self.pace.guesses(request, requests), most) if self.head_guesses else 0
@@ -145,7 +145,7 @@ class Speculation:
         return request.drafted > 0 and self.on_device and special(request)
 
     def _choose(self, proposed: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
-        """How many drafts of each are worth their time; where nothing says how long a step takes, all."""
+        """Number of drafts of each request to verify; all of them without a step-time model."""
         if self.seconds is None or not any(proposed):
             return proposed
         prospects = [Prospect(chance, n) for chance, n in zip(chances, proposed, strict=True)]
@@ -272,7 +272,7 @@ def _ask(request: "Request", most: int) -> Ask:
 
 
 def _behind(request: "Request", proposed: Sequence[int]) -> Sequence[int]:
-    """What is proposed behind the tokens in flight; those that had no guess get theirs."""
+    """The drafts after the tokens in flight; tokens in flight without a draft get one."""
     unguessed = request.expected - len(request.hoped)
     if len(proposed) < unguessed:
         return NO_DRAFTS

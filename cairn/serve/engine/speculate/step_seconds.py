@@ -1,4 +1,4 @@
-"""How long does a step of so many tokens take? By measuring, or by what a GPU moves and multiplies.
+"""Step-time models: measured, or computed from a GPU's memory traffic and FLOPs.
 
 measured    a + b * cost, fitted to the steps so far; the newest count most. The cost is that of its products, which
             an engine on a CPU measures when it starts (`row_costs.py`)

@@ -83,7 +83,7 @@ class SuffixDrafter:
 
 
 def best_draft(places: Sequence[Place], most: int) -> Draft:
-    """Of the drafts for each length of a match, the one that most tokens of are expected to hold."""
+    """The draft with the most expected accepted tokens over all match lengths."""
     best = NOTHING
     for length in sorted({place.length for place in places}):
         matching = [place for place in places if place.length >= length]

@@ -62,7 +62,7 @@ class SyntheticAcceptance:
 
 
 def make_synthetic(speculation: "Speculation", rates: Sequence[float], vocabulary: int) -> None:
-    """On the host: what the scheduler takes for drawn."""
+    """Simulate acceptance on the host, in place of the sampled tokens."""
     speculation.drafter = PaddedDrafter(speculation.drafter, vocabulary)
     speculation.accept = SyntheticAcceptance(rates)
 
@@ -80,7 +80,7 @@ def make_synthetic_on_device(runner: "Runner", rates: Sequence[float]) -> "Tenso
 
 
 def read_rates(text: str, drafts: int | Literal["auto"]) -> list[float]:
-    """Of `drafts` positions, from rates or from one length above 1; `auto`: of as many as the text needs."""
+    """Parse acceptance rates of `drafts` positions, or one acceptance length above 1; `auto` derives the positions."""
     try:
         values = [float(part) for part in text.replace(",", " ").split()]
     except ValueError:
@@ -108,7 +108,7 @@ def rates_of_length(length: float, drafts: int) -> list[float]:
 
 
 def _drafts_needed(values: Sequence[float]) -> int:
-    """One for each rate; of a length, a few more than hold on average."""
+    """Number of drafts: one for each rate; for a length, a few more than the average."""
     if len(values) == 1 and values[0] > 1:
         return math.ceil(min(max(values[0], USUAL_DRAFTS), MOST_DRAFTS))
     return min(max(len(values), 1), MOST_DRAFTS)

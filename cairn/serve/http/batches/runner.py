@@ -42,7 +42,7 @@ class Performed(NamedTuple):
 
 
 class Room(Protocol):
-    """How full the engine is."""
+    """Interface that reports free engine capacity."""
 
     def has_free_row(self) -> bool: ...
 

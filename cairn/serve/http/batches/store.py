@@ -89,7 +89,7 @@ class BatchStore:
     # -- lines -----------------------------------------------------------------------------------
 
     def lines_to_do(self, batch: Batch) -> list[BatchLine]:
-        """Those without a result; sets the counts. `Mistakes`: the input is no list of requests."""
+        """Lines without a result; updates the counts. Raises `Mistakes` if the input is not a list of requests."""
         lines = read_lines(self.files.data_path(batch.input_file_id).read_bytes(), batch.endpoint)
         done, failed = (self._ids_done(batch, kind) for kind in (OUTPUT, ERRORS))
         counts = batch.request_counts
@@ -173,7 +173,7 @@ def read_lines(content: bytes, endpoint: str) -> list[BatchLine]:
 
 
 def _wrong_field(text: bytes, number: int) -> BatchError:
-    """Which field of a line is wrong, and what it may be."""
+    """Describe the invalid field of a line and its valid values."""
     try:
         decode(text, BatchLine)
     except Refusal as refusal:

@@ -33,7 +33,7 @@ MAY_BE_SILENT = ("assistant", "tool")  # roles whose content clients leave out w
 
 
 class TemplateArguments(NamedTuple):
-    """What a template is rendered with, beside the messages."""
+    """Template arguments besides the messages."""
 
     tools: list[dict[str, Any]] | None
     begins: bool  # it ends where the assistant's answer begins
@@ -215,7 +215,7 @@ def _json_text(arguments: object) -> str:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """What gpt-oss thought before a call, under the name of its template, which takes it or a content."""
+    """Move the reasoning of a gpt-oss tool call to the field that its template reads."""
     thought = message.get("reasoning_content")
     if not thought or message.get("content") or "thinking" in message:
         return message
@@ -294,7 +294,7 @@ def _past_calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def _object(arguments: object) -> object:
-    """What a model wrote that is no JSON stays what it is: the conversation has to go on."""
+    """Parse tool arguments; invalid JSON written by a model is kept as text, so that the conversation can continue."""
     if arguments is None or arguments == "":
         return {}
     if not isinstance(arguments, str):

@@ -28,7 +28,7 @@ def with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def opens_thought(messages: Sequence[Mapping[str, Any]], marks: tuple[str, str]) -> bool:
-    """Whether the last message, which the answer goes on with, ends inside of a thought. `marks`: around one."""
+    """Return whether the continued last message ends inside a reasoning block delimited by `marks`."""
     content = messages[-1].get("content") if messages else None
     if isinstance(content, list) and content and isinstance(content[-1], dict):
         content = content[-1].get("text")

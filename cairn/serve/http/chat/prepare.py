@@ -1,4 +1,4 @@
-"""From a chat request to what the engine is asked for, and to the readers of its answers.
+"""Preparation of a chat request: engine requests, and the parsers of their output.
 
     ChatRequest -template-> prompt -structure-> grammar -> GenerateRequest | a Reader for each answer
 

@@ -1,4 +1,4 @@
-"""From the text of a chat answer to what a client sees of it: reasoning, content and tool calls.
+"""Parsing of a chat answer into reasoning, content and tool calls.
 
     text -ReasoningSplitter-> reasoning_content | the rest -ToolParser-> content | calls: name first, then arguments
     text of gpt-oss -Channels-> all three
@@ -40,7 +40,7 @@ class Reader(Protocol):
         ...
 
     def push(self, text: str, ended: bool) -> list[ChatDelta]:
-        """What this piece makes certain; `ended`: nothing follows."""
+        """Parse a piece of text and return what is certain; `ended`: it is the last piece."""
         ...
 
     def reason(self, reason: Reason | None) -> Reason | None:
@@ -127,7 +127,7 @@ class Thoughts:
 
 
 def make_readers(offer: Offer | None, thinking: Thinking, guided: bool, count: int) -> list[Reader]:
-    """One for each answer. A model that is not known to think may do so, unless a grammar forbids it."""
+    """Create a reader for each answer. Reasoning is parsed unless a grammar rules it out."""
     if thinking == "channels" or (offer is not None and offer.format == "harmony"):
         return [Channels(offer) for _ in range(count)]
     readers: list[Reader] = [PlainText() if offer is None else Calls(offer) for _ in range(count)]

@@ -24,7 +24,7 @@ def opened_by(prompt: str, mark: str = OPEN) -> bool:
 
 
 def held_back(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of the mark."""
+    """Number of characters at the end of `text` that may begin the marker."""
     for count in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-count:]):
             return count
@@ -32,7 +32,7 @@ def held_back(text: str, mark: str) -> int:
 
 
 class ReasoningSplitter:
-    """For one answer. `inside`: the template has opened the block."""
+    """Splits an answer into reasoning and content. `inside`: the template has opened the reasoning block."""
 
     def __init__(self, inside: bool = False, marks: tuple[str, str] = (OPEN, CLOSE)) -> None:
         self._open, self._close = marks

@@ -1,4 +1,4 @@
-"""What shape a request demands of its answers: a grammar they have to follow, tools they may call, or none of these.
+"""Output structure of a request: a grammar, tools, or none.
 
     response_format, structured_outputs, guided_*  ->  Guide  -compile->  Grammar: each answer follows it from its start
     tools, tool_choice                             ->  Offer: which tools, and how this model spells a call
@@ -54,7 +54,7 @@ class Offer(NamedTuple):
 
 
 def offer_of(service: Service, payload: ChatRequest) -> Offer | None:
-    """None: no tools are shown, and calls are not looked for."""
+    """Tools offered to the model; None if none are shown and calls are not parsed."""
     plan = read_tools(payload.tools, payload.tool_choice, payload.parallel_tool_calls)
     if not plan.shown:
         return None
@@ -63,7 +63,7 @@ def offer_of(service: Service, payload: ChatRequest) -> Offer | None:
 
 
 def thinking_of(service: Service, prompt: str) -> Thinking:
-    """Of an answer to this prompt."""
+    """Reasoning mode of an answer to this prompt."""
     if any(CHANNEL in source for source in service.tokenizer.templates.sources.values()):
         return "channels"
     if opened_by(prompt):
@@ -75,7 +75,7 @@ def thinking_of(service: Service, prompt: str) -> Thinking:
 async def grammar_for(
     service: Service, guide: Guide | None, offer: Offer | None = None, thinking: Thinking = "no"
 ) -> Grammar | None:
-    """What every answer to this request follows; None: it may be any text."""
+    """Grammar of all answers to this request; None for free text."""
     if guide is not None:  # on its own first, so that an error is about the guide that was sent
         alone = await service.serving.grammars.compiled(guide)
         if offer is None and thinking == "no":
@@ -134,13 +134,13 @@ def after_thought(guide: Guide, tokenizer: Tokenizer, inside: bool) -> Guide:
 
 
 def final_message(guide: Guide, tokenizer: Tokenizer) -> Guide:
-    """In Harmony: the guide in a message of the channel `final`."""
+    """Harmony grammar: the guide in a message of the channel `final`."""
     opens = f'{mark(CHANNEL, tokenizer)} "final" {mark("<|message|>", tokenizer)}'
     return lark_guide(f"start: {opens} answer\nanswer: {_rule(guide)}", guide.field)
 
 
 def after_analysis(guide: Guide, tokenizer: Tokenizer) -> Guide:
-    """In Harmony: messages that follow one of the channel `analysis`, which the model may leave out."""
+    """Harmony grammar: messages after an optional one of the channel `analysis`."""
     opens, message, end, start = (
         mark(f"<|{name}|>", tokenizer) for name in ("channel", "message", "end", "start")
     )

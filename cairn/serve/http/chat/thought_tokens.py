@@ -1,4 +1,4 @@
-"""How many tokens of an answer are thoughts: the `reasoning_tokens` of a usage.
+"""Count of reasoning tokens, for `reasoning_tokens` of the usage.
 
     <think> Hm , well . </think> Yes .                     4: those between the marks
     <|channel|> analysis <|message|> Hm . <|end|> ...      2

@@ -1,4 +1,4 @@
-"""What a server says about itself: its models, health, version, metrics and the description of its interface."""
+"""Endpoints about the server: models, health, version, metrics and the OpenAPI document."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +58,7 @@ async def health(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def load(service: Service, call: Call, body: bytes) -> JSON:
-    """As vLLM has it."""
+    """Response in vLLM's format."""
     return JSON({"server_load": service.admission.inside})
 
 

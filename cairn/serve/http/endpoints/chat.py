@@ -73,7 +73,7 @@ def _check_offered(payload: ChatRequest) -> None:
 
 
 class ChatReply:
-    """How the answers to one request are written."""
+    """Response writer of a chat request."""
 
     def __init__(
         self, service: Service, payload: ChatRequest, prepared: PreparedChat, model: str, call: Call
@@ -147,7 +147,7 @@ class ChatReply:
         return thought_tokens(job.answer.whole.token_ids, thought, self.service.tokenizer)
 
     def timings(self, exchange: Exchange) -> dict[str, float]:
-        """Of the first answer, as llama.cpp has them."""
+        """Timings of the first answer in llama.cpp's format."""
         job = exchange.jobs[0]
         return timings(exchange, job, len(job.answer.whole.token_ids))
 
@@ -161,7 +161,7 @@ class ChatReply:
         )
 
     def chunks_of(self, delta: CompletionOutput) -> list[ChatChunkChoice]:
-        """What a client sees of a delta; the end is in the last of them."""
+        """Chunks of a delta; the last one contains the finish reason."""
         reader, index = self.readers[delta.index], delta.index
         parts = self._read(delta)
         reason = reader.reason(reason_of(delta))

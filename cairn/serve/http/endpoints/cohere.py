@@ -131,7 +131,7 @@ def _texts(payload: CohereEmbedRequest) -> list[str]:
 
 
 def _text(value: CohereInput, at: int) -> str:
-    """Of an input that is one text."""
+    """The text of an input with exactly one text part."""
     kinds = [part.type for part in value.content]
     if kinds != ["text"] or value.content[0].text is None:
         message = f"inputs[{at}].content has {', '.join(kinds) or 'nothing'}; it has to be one text"

@@ -101,7 +101,7 @@ def _check(payload: CompletionRequest) -> None:
 
 
 class CompletionReply:
-    """What a checked request asks of the engine, and how its answers are written."""
+    """Engine requests and response writer of a completion request."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class CompletionReply:
             setattr(choice.logprobs, name, getattr(before, name) + getattr(choice.logprobs, name))
 
     def _first(self, index: int, exchange: Exchange) -> Job:
-        """Of the answers to the same prompt, the one that has its log-probabilities."""
+        """The job with the prompt's log probabilities among those of the same prompt."""
         return exchange.jobs[index // self.n * self.n]
 
     def prompt_text(self, index: int) -> str:
@@ -266,7 +266,7 @@ class CompletionReply:
         )
 
     def timings(self, exchange: Exchange) -> dict[str, float]:
-        """Of the first answer, as llama.cpp has them."""
+        """Timings of the first answer in llama.cpp's format."""
         job = exchange.jobs[0]
         return timings(exchange, job, 0 if self.silent else len(job.answer.whole.token_ids))
 

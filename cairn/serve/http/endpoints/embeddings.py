@@ -106,7 +106,7 @@ async def pool(
     model: str,
     priority: int = 0,
 ) -> tuple[np.ndarray, int]:
-    """One vector for each text, [B, D], and how many tokens they had."""
+    """Embeddings [B, D] of the texts, and their number of tokens."""
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, pooling=pooling)
     requests = [GenerateRequest(text.ids, params, priority, segment=text.segment) for text in texts]
     async with Exchange(service, call, requests, model) as exchange:
@@ -124,7 +124,7 @@ async def pool(
 
 
 def longest_text(service: Service, limit: int | None) -> int | None:
-    """How many tokens a text is cut to; None: it is refused where it is too long."""
+    """Maximum tokens to truncate a text to; None to reject texts that are too long."""
     if limit is None:
         return None
     context = service.serving.limits.longest_text

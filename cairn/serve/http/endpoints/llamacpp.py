@@ -1,4 +1,4 @@
-"""What clients of llama.cpp's server ask for: POST /completion, /infill and /apply-template, GET /props and /slots.
+"""Endpoints of llama.cpp's server: POST /completion, /infill and /apply-template, GET /props and /slots.
 
     prompt, n_predict, temperature ...  ->  content, stop, stop_type, timings; streamed: one event for each piece
 
@@ -51,7 +51,7 @@ LOOK_S = 0.005  # between two looks at an answer that has a limit on its time
 
 
 class LlamaFields(OtherSamplers, kw_only=True):
-    """What /completion and /infill share. null is the default, as in llama.cpp."""
+    """Fields shared by /completion and /infill. null means the default, as in llama.cpp."""
 
     # Below 0, or without it and `max_tokens`: what the context leaves. 0: the prompt is read, nothing is said.
     n_predict: AtMost | None = None
@@ -172,7 +172,7 @@ async def _shown(service: Service, prompt: Prompt) -> str:
 
 
 def _settings(params: SamplingParams, payload: LlamaFields, service: Service) -> dict[str, Any]:
-    """What an answer was made with, under llama.cpp's names."""
+    """Generation settings of an answer with llama.cpp's names."""
     most = -1 if params.max_tokens is None else params.max_tokens
     biases = params.logit_bias or {}
     return NEUTRAL | {

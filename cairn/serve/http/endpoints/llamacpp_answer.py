@@ -1,4 +1,4 @@
-"""What /completion and /infill answer: one document, or the events of a stream. Knows no request body."""
+"""Responses of /completion and /infill: one document, or the events of a stream."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from cairn.serve.job import Job
 
 
 class Wanted(NamedTuple):
-    """What the request asks to be told."""
+    """Requested parts of the response."""
 
     prompts: list[str]
     tokens: bool  # the ids, in an answer that is not streamed
@@ -144,7 +144,7 @@ def timings(exchange: Exchange, job: Job, completion_tokens: int) -> dict[str, f
 
 
 def prompt_progress(exchange: Exchange, index: int = 0) -> list[dict[str, float]]:
-    """Where reading a prompt began, behind what the cache had, and where it ended."""
+    """Start of the uncached part of a prompt, and its end."""
     request = exchange.jobs[index].request
     total, cached = len(request.prompt), request.cached
     ends = ((cached, 0.0), (total, exchange.seconds[0] * 1e3))

@@ -21,7 +21,7 @@ FORMS = (
 
 
 async def read_prompts(service: Service, given: Any) -> list[Prompt]:
-    """In their order; one that is a list by itself is one prompt."""
+    """Read prompts in order; a list of tokens is a single prompt."""
     if not isinstance(given, list) or (given and all(isinstance(one, int) for one in given)):
         return [await _prompt(service, given, "prompt")]
     kinds = {type(one) for one in given}

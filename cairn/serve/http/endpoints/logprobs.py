@@ -52,7 +52,7 @@ def chat_logprobs(
 def llama_logprobs(
     tokens: Sequence[int], entries: Sequence[Found], top: int, tokenizer: Tokenizer | None
 ) -> list[dict[str, Any]]:
-    """As llama.cpp's server has them: the chat's form, with ids."""
+    """Log probabilities in llama.cpp's format: that of the chat API, with ids."""
     rows = []
     for token, by_id in zip(tokens, entries, strict=True):
         likeliest = [_llama_row(id, one, tokenizer) for id, one in _likeliest(by_id, top)]
@@ -70,7 +70,7 @@ def _llama_row(id: int, one: Logprob, tokenizer: Tokenizer | None) -> dict[str, 
 
 
 class TextOffsets:
-    """Where each token begins in a text, in characters. Half of a character begins where the character does."""
+    """Character offsets of tokens in a text. A partial character has the offset of the character."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TextOffsets:
             self._decoder = tokenizer.stream(skip_special, after=after)
 
     def place(self, token: int, text: str) -> tuple[int, str]:
-        """Where this token begins, and how it is written there."""
+        """Offset of this token, and its text."""
         at = self.at + len(codecs.utf_8_decode(self._held, "replace", False)[0])
         if self._hidden:
             self._hidden -= 1
@@ -118,7 +118,7 @@ def completion_logprobs(
     tokenizer: Tokenizer | None,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """None in `found`: nothing comes before that token. `as_ids`: tokens are named by their ids."""
+    """Log probabilities of a completion. None entries are tokens without context; `as_ids` names tokens by id."""
     logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, by_id in zip(tokens, entries, strict=True):
         chosen = by_id[token] if by_id is not None else None
@@ -134,7 +134,7 @@ def completion_logprobs(
 
 
 def _row(by_id: Found, token: int, top: int, as_ids: bool) -> dict[str, float]:
-    """By text. Two ids may have the same one, such as bytes of characters: the likelier has it, the other its id."""
+    """Log probabilities by text. If two ids have the same text, the more likely one gets it and the other its id."""
     row: dict[str, float] = {}
     for id, one in dict([*_likeliest(by_id, top), (token, by_id[token])]).items():
         text = text_of(id, one, as_ids)
@@ -145,7 +145,7 @@ def _row(by_id: Found, token: int, top: int, as_ids: bool) -> dict[str, float]:
 def prompt_rows(
     job: Job, top: int, tokenizer: Tokenizer | None
 ) -> list[dict[int, PromptLogprob] | None] | msgspec.UnsetType:
-    """Of each token of a prompt the likeliest ones and itself, by id; UNSET: it was not computed to its end."""
+    """Log probabilities of each prompt token by id; UNSET if the prompt was not completely computed."""
     ids, entries = job.request.prompt, job.prompt_logprobs
     if entries is None and len(ids) > 1:
         return msgspec.UNSET
@@ -170,7 +170,7 @@ def finite(logprob: float) -> float:
 
 
 def bytes_of_token(token: int, one: Logprob, tokenizer: Tokenizer | None) -> list[int] | None:
-    """Of a character that several tokens share, the bytes of this one."""
+    """Bytes of a token, also of a partial character."""
     piece = None if tokenizer is None else tokenizer.piece(token)
     if piece is None:  # a row of the model beyond the vocabulary
         return None

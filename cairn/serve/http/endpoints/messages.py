@@ -111,7 +111,7 @@ def _whole(block: Block) -> TextBlock | ThinkingBlock | ToolUseBlock:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """What was cut off, or is no JSON, is handed on as it is: it is all there is."""
+    """Parse tool arguments; truncated or invalid JSON is returned as text."""
     try:
         arguments = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -158,7 +158,7 @@ class EventWriter:
         return body
 
     def _start(self) -> bytes:
-        """By the first token it is known what the cache had; nothing that is shown has been said yet."""
+        """The message_start event, sent with the first token, when the cached prompt tokens are known."""
         usage = _usage(self._message, self._exchange)
         usage.output_tokens = 0
         return _event("message_start", message=msgspec.structs.replace(self._message, usage=usage))

@@ -1,4 +1,4 @@
-"""What Anthropic's clients ask, in the words that chat templates know.
+"""Conversion of Anthropic requests to chat-template messages.
 
     assistant: text, tool_use, thinking blocks    ->  one message: content, tool_calls, reasoning_content
     user: tool_result blocks, then text           ->  a message of the role "tool" for each, then one of the user
@@ -149,7 +149,7 @@ def _is_image(block: object) -> bool:
 
 
 def joined_texts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """One text, or where there are images among the texts, the parts as they are."""
+    """Join text parts; with images the parts are returned unchanged."""
     if any(part["type"] != "text" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)

@@ -1,4 +1,4 @@
-"""What clients of Ollama ask of a model: POST /api/chat and /api/generate. `ollama_models` lists and describes models.
+"""Ollama's POST /api/chat and /api/generate. `ollama_models` lists and describes models.
 
     messages, options, format, tools, think  ->  ChatRequest -prepare-> the same engine
     deltas  ->  one JSON document on each line, the last one with `done` and the counts
@@ -106,7 +106,7 @@ def _loaded(model: str, kind: Kind) -> JSON:
 
 
 def _goes_on(last: dict[str, Any]) -> bool | None:
-    """Whether the answer begins with the last message, as with Ollama where that is the assistant's."""
+    """Return whether the answer continues the last message, as Ollama does for one of the assistant."""
     is_answer = last.get("role") == "assistant" and not last.get("tool_calls")
     return True if is_answer and last.get("content") else None
 

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask of the models themselves: POST /api/show, GET /api/tags, /api/ps and /api/version.
+"""Ollama's model endpoints: POST /api/show, GET /api/tags, /api/ps and /api/version.
 
 A server has the models that it was started with, so all of them are listed, and all of them are loaded.
 """
@@ -81,7 +81,7 @@ async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def api_ps(service: Service, call: Call, body: bytes) -> JSON:
-    """What is loaded: every model that this server has, until it ends."""
+    """Loaded models: all models of this server."""
     on_gpu = _size(service) if service.serving.facts.device.startswith("cuda") else 0
     about = {
         "size_vram": on_gpu,

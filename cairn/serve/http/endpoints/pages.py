@@ -18,7 +18,7 @@ def query_of(call: Call) -> dict[str, str]:
 
 
 def in_order(call: Call, newest_first: list[T]) -> list[T]:
-    """As `order` says; newest first where it does not."""
+    """Sort by the query's `order`, newest first by default."""
     order = query_of(call).get("order", "desc")
     if order not in ("asc", "desc"):
         raise Refusal(400, f"order is {order[:40]!r}; it has to be asc or desc", param="order")
@@ -28,7 +28,7 @@ def in_order(call: Call, newest_first: list[T]) -> list[T]:
 def page_of(
     call: Call, items: Sequence[T], ids: Sequence[str], usual: int, most: int
 ) -> tuple[list[T], bool]:
-    """What a request asks for, `usual` of them where it does not say; and is there more?"""
+    """The requested page of items (`usual` by default), and whether more follow."""
     query = query_of(call)
     limit, after = query.get("limit", str(usual)), query.get("after", "")
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= MOST_DIGITS

@@ -20,7 +20,7 @@ FORMS = "text, a list of texts, token ids, or a list of lists of token ids"
 
 
 def count_inputs(inputs: str | list[Any]) -> int:
-    """How many prompts there are, before any of them is read."""
+    """Number of prompts, counted before any is tokenised."""
     return 1 if isinstance(inputs, str) or not inputs or isinstance(inputs[0], int) else len(inputs)
 
 
@@ -32,7 +32,7 @@ async def cut_inputs(
     longest: int,
     special: bool = True,
 ) -> list[Prompt]:
-    """As `read_inputs`, with the last `longest` tokens of each."""
+    """Read prompts and keep the last `longest` tokens of each."""
     texts = [inputs] if isinstance(inputs, str) else inputs
     if count_inputs(inputs) > most or not texts or not all(isinstance(one, str) for one in texts):
         prompts = await read_inputs(service, inputs, field, most, any_length=True)
@@ -51,7 +51,7 @@ async def read_inputs(
     special: bool = True,
     any_length: bool = False,
 ) -> list[Prompt]:
-    """One or several prompts, in their order; `field` is the body's name for them, for messages.
+    """Read one or several prompts in order; `field` is the name of the body field for messages.
 
     `any_length`: of ids, which are cut.
     """

@@ -57,7 +57,7 @@ class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RankedText(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """As Text Embeddings Inference has it."""
+    """Result in the format of Text Embeddings Inference."""
 
     index: int
     score: float
@@ -153,7 +153,7 @@ async def reranked(service: Service, call: Call, payload: RerankRequest) -> JSON
 
 
 def _documents(payload: RerankRequest) -> list[str]:
-    """Those of one kind of client or of the other."""
+    """Documents from either of the two field names."""
     if payload.texts is None and payload.documents is None:
         raise Refusal(400, "documents is missing", param="documents", code="missing_field")
     if payload.texts is not None and payload.documents is not None:
@@ -219,7 +219,7 @@ async def classify(service: Service, call: Call, body: bytes) -> JSON:
 
 
 def _check_count(service: Service, texts: list[str], field: str) -> None:
-    """Before they are paired."""
+    """Check the sizes before texts are paired."""
     limit = most_inputs(service)
     if len(texts) >= limit:  # cosines need the query beside the documents
         message = f"{field} holds {len(texts)} entries; at most {limit - 1} fit into one request"

@@ -1,4 +1,4 @@
-"""What is asked of /v1/responses, in the words that chat templates know.
+"""Conversion of /v1/responses requests to chat-template messages.
 
     message                               ->  a message
     reasoning, message, function_call ... ->  one message of the assistant: reasoning_content, content, tool_calls
@@ -149,7 +149,7 @@ def _past_call(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _parts(content: object, where: str) -> str | list[dict[str, Any]]:
-    """One text, or where there are images, a list of parts."""
+    """Text content, or a list of parts if there are images."""
     images = isinstance(content, list) and any(map(_is_image, content))
     if not isinstance(content, list) or not images:
         return _texts(content, where)

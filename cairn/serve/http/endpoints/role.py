@@ -53,7 +53,7 @@ async def role(service: Service, call: Call, body: bytes) -> JSON:
 
 
 def _check(service: Service, payload: RoleRequest) -> None:
-    """What the start of a server with this role would refuse."""
+    """Apply the checks of a server start with this role."""
     serving = service.serving
     unknown = [url for url in payload.prefill_urls if url not in service.prefill_urls]
     if unknown:

@@ -26,7 +26,7 @@ PARTS = {"weights", "kv_cache"}
 
 
 class SleepQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Behind the question mark of POST /sleep."""
+    """Query parameters of POST /sleep."""
 
     level: Annotated[int, Meta(ge=1, le=2)] = 1
     mode: Literal["refuse", "abort"] = "refuse"

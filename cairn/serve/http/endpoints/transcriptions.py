@@ -126,7 +126,7 @@ def _temperature(text: str | None) -> float | None:
 
 
 def _refuse_absent(parts: dict[str, Part]) -> None:
-    """What is not there is said, not ignored."""
+    """Reject unsupported options instead of ignoring them."""
     words = _text(parts, "timestamp_granularities[]")
     if words not in (None, "segment"):
         message = f"timestamp_granularities is {words!r}; there is segment"

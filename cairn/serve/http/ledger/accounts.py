@@ -55,7 +55,7 @@ class Accounts:
             )
 
     def explain(self, entry: Entry, jobs: Iterable[Job]) -> None:
-        """Of the first prompt of a request that has ended; each prompt is remembered for those behind it."""
+        """Explain the cache result of a finished request's first prompt, and remember its prompts for later ones."""
         now, prompts = time.monotonic(), {id(job.request.prompt): job for job in reversed([*jobs])}
         for job in reversed(prompts.values()):
             request = job.request

@@ -62,7 +62,7 @@ async def _gone(call: Call) -> None:
 
 
 async def usage(service: Service, call: Call, body: bytes) -> JSON:
-    """What each key has used."""
+    """Usage of each API key."""
     stats = service.serving.engine.stats()
     return JSON(service.accounts.view(stats, service.lag.worst_s))
 

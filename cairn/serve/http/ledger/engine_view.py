@@ -1,4 +1,4 @@
-"""What the engine is doing now, as one document; and the model card.
+"""Document with the state of the engine, and the model card.
 
     stats, steps, pages  (of the engine, wherever it runs)  +  the book  +  the floor  -->  EngineView
 
@@ -135,7 +135,7 @@ class EngineLook:
         )
 
     def _batch(self, steps: Sequence[StepTimes], stats: Stats) -> BatchView:
-        """Of the newest step; of none when nothing runs."""
+        """View of the newest step; empty if nothing runs."""
         newest = steps[-1] if steps and stats.running else StepTimes(0, 0, 0, 0, 0, 0, 0, 0)
         return BatchView(
             sequences=newest.sequences,

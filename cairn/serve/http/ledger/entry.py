@@ -1,4 +1,4 @@
-"""Where the time of one request went: stamps while it runs, and what they mean when it is read.
+"""Timings of a request: timestamps while it runs, evaluated when they are read.
 
     arrived  submitted  admitting  scheduled  first_token       finished  ended
        |tokenize |  queue   | schedule |  prefill  |     decode    | respond |        add up to end-to-end
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Entry:
-    """One request of the server, which may be several of the engine: `n`, or a list of prompts."""
+    """A request of the server, which may be several of the engine (`n`, or a list of prompts)."""
 
     __slots__ = (
         "answers",
@@ -88,7 +88,7 @@ class Entry:
         self.parent: str | None = None  # the trace that it belongs to, as W3C writes it
 
     def hand_over(self, now: float) -> None:
-        """What was made of the last pieces has been written."""
+        """Account the time between reading the last deltas and having written them."""
         if self.handing:
             self.stream += now - self.handing
             self.handing = 0.0
@@ -153,7 +153,7 @@ class Entry:
 
     @property
     def steps(self) -> int:
-        """Of the engine, that computed something of it: every output but accepted drafts, and the earlier chunks."""
+        """Number of engine steps of this request: outputs without accepted drafts, plus earlier chunks."""
         ledger = self.ledger
         if not ledger.prefill_chunks:
             return 0
@@ -161,7 +161,7 @@ class Entry:
         return max(drawn + ledger.prefill_chunks - self.answers - ledger.preemptions, 1)
 
     def parts(self, now: float | None = None) -> list[Part]:
-        """In their order, without a gap, until it ended or until `now`; then those that are sums."""
+        """Consecutive phases until the end or `now`, then the phases that are sums."""
         ledger, end = self.ledger, self.ended or now or time.monotonic()
         moments = [
             ("tokenize", self.submitted),
@@ -201,7 +201,7 @@ def id_of(job: Job) -> int:
 
 
 def together(ledgers: Sequence[Ledger]) -> Ledger:
-    """Of requests that began as one: from the first that moved to the last that ended."""
+    """Merge the ledgers of engine requests that belong together, from the first start to the last end."""
     first = ledgers[0]
     if len(ledgers) == 1:
         return replace(first)

@@ -1,4 +1,4 @@
-"""What could these steps have cost on this machine?
+"""Minimum cost of steps on this machine.
 
     machine.json (`cairn calibrate`)  >  the chip's data sheet  >  a quick look at an idle CPU  >  nothing is known
 
@@ -44,7 +44,7 @@ class KnownCeilings(NamedTuple):
 
 
 class Floors:
-    """Of one engine."""
+    """Floors of an engine."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Floors:
         return self._of(Total(1, step.tokens, step.sampled, step.read, step.pairs))
 
     def of(self, spent: Spent) -> Floor | None:
-        """Of all these steps together; a lower bound of the sum of their floors."""
+        """Floor of all these steps together, a lower bound of the sum of their floors."""
         return self._of(Total(spent.steps, spent.tokens, spent.sampled, spent.read, spent.pairs))
 
     def view(self) -> CeilingsView:
@@ -119,7 +119,7 @@ class Floors:
         return LANES if self._packed and _rate(*self.known[:2], "int8") is None else 1
 
     def _dtype(self) -> str:
-        """Whose matmul rate applies: packed weights are multiplied in whatever is fastest here."""
+        """Dtype whose matmul rate applies; the fastest one for packed weights."""
         own = dtype_name(self.facts.dtype)
         rates = {dtype: _rate(*self.known[:2], dtype) or 0.0 for dtype in (own, *DTYPES)}
         return max(rates, key=rates.__getitem__) if self._packed or not rates[own] else own
@@ -132,7 +132,7 @@ def _rate(ceilings: Ceilings | None, chip: Chip | None, dtype: str) -> float | N
 
 
 def known_ceilings(facts: Facts) -> KnownCeilings:
-    """Without measuring anything."""
+    """Stored ceilings, without a measurement."""
     chip, _ = find_chip(facts.device_name)
     try:
         ceilings = load()
@@ -144,7 +144,7 @@ def known_ceilings(facts: Facts) -> KnownCeilings:
 
 
 def quick_look(facts: Facts) -> KnownCeilings:
-    """How fast this CPU copies and multiplies, roughly; a fifth of a second."""
+    """Rough copy and matmul rates of this CPU, measured in a fifth of a second."""
     from cairn.hw.measure_device import copy_rate, matmul_rate, why_not
 
     own = dtype_name(facts.dtype)

@@ -1,4 +1,4 @@
-"""Who used what: tokens, device-seconds and joules of each request and key. Pure: totals come in, shares go out.
+"""Metering: tokens, device seconds and joules of each request and key. Pure: totals in, shares out.
 
     tick    the engine computed for 0.83 s and the device took 412 J since the last tick; these requests advanced:
             a 120 tokens, b 40 tokens   -->   a gets 3/4 of both, b 1/4; without requests, it is idle
@@ -17,7 +17,7 @@ DAY_S = 86_400.0
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """What one key has used since the server started."""
+    """Usage of a key since the server started."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class Advanced(NamedTuple):
-    """How far a request has come since the last tick."""
+    """Progress of a request since the last tick."""
 
     key: str
     tokens: int

@@ -30,7 +30,7 @@ OPERATIONS = {
 
 
 class Traces:
-    """Where spans go. `tell` is called in the event loop's thread and only puts them in line."""
+    """Span exporter. `tell` is called in the event loop's thread and only queues spans."""
 
     def __init__(self, model: str, exporter: "SpanExporter", *, at_once: bool = False) -> None:
         """`at_once`: without a thread and a line, for tests."""
@@ -95,7 +95,7 @@ class Traces:
 
 
 def open_traces(endpoint: str, model: str) -> Traces:
-    """To a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces."""
+    """Export to an OTLP/HTTP collector, such as http://127.0.0.1:4318/v1/traces."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:

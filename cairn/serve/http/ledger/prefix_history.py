@@ -104,7 +104,7 @@ class PrefixHistory:
         return tokens // self.page_size * self.page_size
 
     def _longest(self, prompt: Sequence[int]) -> list[tuple[int, EarlierPrompt]]:
-        """For each owner the prompts that share most with this one, and how many tokens that is; newest last."""
+        """The prompts of each owner with the longest common prefix, and its length; newest last."""
         best: dict[bytes, tuple[int, EarlierPrompt]] = {}
         deepest: list[int] = []
         chunks = 0
@@ -126,7 +126,7 @@ class PrefixHistory:
 
 
 def common_length(a: Sequence[int], b: Sequence[int], start: int = 0) -> int:
-    """How many tokens two prompts begin with, of which `start` are known to be the same."""
+    """Length of the common prefix of two prompts, of which `start` tokens are known to be equal."""
     most = min(len(a), len(b))
     at = min(start, most)
     while at < most and a[at] == b[at]:
@@ -135,7 +135,7 @@ def common_length(a: Sequence[int], b: Sequence[int], start: int = 0) -> int:
 
 
 def _hashes(prompt: Sequence[int]) -> Iterator[int]:
-    """Of all tokens up to the end of each whole chunk."""
+    """Rolling hashes of the prompt at the end of each whole chunk."""
     digest = 0
     for end in range(CHUNK, len(prompt) + 1, CHUNK):
         digest = hash((digest, *prompt[end - CHUNK : end]))

@@ -103,7 +103,7 @@ def _pause(phases: Phases) -> float:
 
 
 def _host_share(phases: Phases) -> float:
-    """How much of the engine's time the device was idle for, because the loop was busy."""
+    """Share of the engine's time in which the device was idle because of the host."""
     both = phases.host + phases.device
     if both <= 0 or (phases.overlapped and phases.device > HIDDEN * phases.host):
         return 0.0

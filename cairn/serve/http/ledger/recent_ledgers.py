@@ -82,7 +82,7 @@ class RecentLedgers:
         return heapq.nlargest(limit, every, key=lambda entry: entry.arrived)
 
     def latency(self) -> LatencyView:
-        """Of those that ended; the time per token is each request's own."""
+        """Latencies of finished requests; the time per token is a mean of each request."""
         return LatencyView(
             ttft_s=percentiles(entry.to_first for entry in self._ended),
             itl_s=percentiles(entry.per_token for entry in self._ended),
@@ -149,7 +149,7 @@ class RecentLedgers:
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles:
-    """By the nearest rank, so that each is a value that was there."""
+    """Percentiles by nearest rank, so that each is an observed value."""
     ranked = sorted(value for value in values if value is not None)
     if not ranked:
         return Percentiles()

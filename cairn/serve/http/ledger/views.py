@@ -1,4 +1,4 @@
-"""What the server shows of its inside: the documents of /cairn/*, as data.
+"""Documents of the /cairn/* endpoints.
 
     EngineView   what the engine does now: batch, pages, rates, the last steps     /cairn/engine, /cairn/engine/events
     RequestView  where the time of one request went, and what it could have cost   /cairn/requests, .../{id}
@@ -65,7 +65,7 @@ class RateView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the newest step."""
+    """The newest step."""
 
     sequences: int
     decode_tokens: int
@@ -89,7 +89,7 @@ class LatencyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the engine's loop; total_s is the sum of the four parts. On a GPU the wait is for the step before."""
+    """Iteration of the engine loop; total_s is the sum of the four parts. On a GPU it waits for the previous step."""
 
     number: int
     ended: float  # seconds ago
@@ -123,7 +123,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one API key has used since the server started."""
+    """Usage of an API key since the server started."""
 
     key: str
     requests: int
@@ -163,7 +163,7 @@ class SpanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FloorView(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine needs at least for the steps of this request, shared with the others in them."""
+    """Minimum time of this request's share of its steps on this machine."""
 
     prefill_s: float | None = None
     decode_s: float | None = None

@@ -1,4 +1,4 @@
-"""What the server answers, as Structs: chat, completions, models, tokens. The names and the shapes are OpenAI's."""
+"""Response bodies of chat, completions, models and tokens, with OpenAI's names."""
 
 from typing import Literal
 
@@ -57,7 +57,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """Of a token of the prompt, or of one that was likely there; vLLM's form."""
+    """Log probability of a prompt token or an alternative, in vLLM's format."""
 
     logprob: float
     rank: int | None
@@ -207,7 +207,7 @@ class Tokenized(msgspec.Struct, kw_only=True):
 
 
 class InputTokens(msgspec.Struct):
-    """How long a prompt would be."""
+    """Length of a prompt."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"

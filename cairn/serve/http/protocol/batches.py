@@ -50,7 +50,7 @@ class BatchRequest(msgspec.Struct, kw_only=True):
 
 
 class BatchLine(msgspec.Struct, kw_only=True):
-    """One line of an input file."""
+    """A line of an input file."""
 
     custom_id: str
     url: str
@@ -122,7 +122,7 @@ class LineResponse(msgspec.Struct, kw_only=True):
 
 
 class LineResult(msgspec.Struct, kw_only=True):
-    """One line of an output file, or of an error file."""
+    """A line of an output file or error file."""
 
     id: str
     custom_id: str

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked Struct, or to a 400 that names the field, its value and what it may be.
+"""Decoding of request bodies to Structs; errors are 400 responses with the field, its value and the valid values.
 
     {"temperature": 3.5}  ->  400 "temperature is 3.5; it has to be a number between 0 and 2", param "temperature"
 
@@ -75,7 +75,7 @@ def decode(body: bytes, kind: type[S]) -> S:
 
 
 def no_json(body: bytes, error: Exception, what: str = "the body") -> str:
-    """In place of what msgspec says: "Input data was truncated" of half a character, and places within a string."""
+    """Error message for a body that is not JSON, clearer than msgspec's for truncated characters and strings."""
     if not body.strip():
         return f"{what} is empty; it has to be JSON"
     if (byte := _not_utf8(body)) is not None:
@@ -121,7 +121,7 @@ def _steps(where: str) -> list[tuple[str, str]]:
 
 
 def _type_at(kind: type[msgspec.Struct], where: str) -> msgspec.inspect.Type | None:
-    """What may be at a place of the body; None: more than one thing could have been meant."""
+    """Type at a path of the body; None if it is ambiguous."""
     info = msgspec.inspect
     type_here: info.Type = info.type_info(kind)
     for name, _ in _steps(where):
@@ -160,7 +160,7 @@ def _value_at(body: bytes, where: str) -> str:
 
 
 def described(kind: msgspec.inspect.Type) -> str:
-    """What a field may hold, in words and with its range; empty for types that need more than a phrase."""
+    """Describe the valid values of a type with its range; empty for complex types."""
     info = msgspec.inspect
     match kind:
         case info.UnionType():

@@ -264,7 +264,7 @@ def _add_others(paths: dict[str, Any], named: dict[type, Any]) -> None:
 
 
 def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None:
-    """What is sent or answered otherwise than as JSON."""
+    """Add operations with bodies other than JSON."""
     form = {
         "type": "object",
         "properties": {
@@ -298,7 +298,7 @@ def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None
 
 
 def _query(path: str) -> list[dict[str, Any]]:
-    """What may stand behind the question mark."""
+    """Query parameters of a path."""
     fields = QUERIES.get(path, {}).items()
     return [{"name": name, "in": "query", "schema": schema} for name, schema in fields]
 

@@ -1,4 +1,4 @@
-"""How the server says no: one exception, and the error document that OpenAI's clients read.
+"""Error responses: one exception, and the error document of the OpenAI API.
 
     raise Refusal(429, "1024 requests wait already", retry_after_s=3)
       -> 429, Retry-After: 3, {"error": {"message": ..., "type": "rate_limit_error", "param": null, "code": ...}}
@@ -84,7 +84,7 @@ class Refusal(Exception):
 
 
 def llama_error(refusal: Refusal) -> Response:
-    """On llama.cpp's own paths; OpenAI's clients know a prompt that is too long by its code, and its type is theirs."""
+    """Error type on llama.cpp's paths; OpenAI clients recognise a prompt that is too long by its code."""
     body = refusal.body()
     if refusal.code == "context_length_exceeded":
         body.error.type = "exceed_context_size_error"
@@ -105,7 +105,7 @@ class JSON(Response):
 def refusal_of(
     error: CairnError, fields: tuple[str, ...] = (), prompt: str | None = None
 ) -> Refusal:
-    """What the engine or the tokenizer refused.
+    """Convert an error of the engine or tokenizer to a refusal.
 
     `fields` are names of the body that a message may begin with, `prompt` is the one that holds the prompt.
     """
@@ -125,6 +125,6 @@ def refusal_of(
 
 
 def bug_found(id: str) -> Refusal:
-    """In an `except` block: the traceback goes to the log, and the client learns where to look."""
+    """Log the current exception with its traceback, and return a 500 that refers to the log."""
     log.exception("request %s failed", id)
     return Refusal(500, f"this is a bug in the server; its log has more about request {id}")

@@ -1,4 +1,4 @@
-"""What clients ask, as Structs. Unknown fields are ignored; one of the wrong type or range is a 400 with its name."""
+"""Request bodies. Unknown fields are ignored; a wrong type or range is a 400 that names the field."""
 
 from typing import Any, Literal
 

@@ -161,7 +161,7 @@ def sampling_of(body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def most_of(body: msgspec.Struct, *names: str) -> int | None:
-    """How many tokens an answer may have: the first of these fields that is given; None: what the context leaves."""
+    """Maximum answer tokens from the first field that is given; None for the remaining context."""
     for name in names:
         most: int | None = getattr(body, name)
         if most == 0:

@@ -1,4 +1,4 @@
-"""Who is let in: a bounded line, a deadline for the first token, limits for each key. Refuses at once or not at all.
+"""Admission control: a bounded queue, a deadline for the first token, limits per key. Refusals are immediate.
 
     inside = sequences that were let in and have not ended <= rows of the engine + max_waiting     else 429
     wait   = those without a first token / how fast first tokens came of late <= 4/5 of the deadline   else 503
@@ -29,7 +29,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ticket:
-    """One admitted request. `close` gives its place back; twice is fine."""
+    """Ticket of an admitted request. `close` returns its place and may be called twice."""
 
     def __init__(self, admission: "Admission", holder: str, sequences: int) -> None:
         self._admission, self.holder = admission, holder
@@ -38,7 +38,7 @@ class Ticket:
         self._open = True
 
     def first_token(self) -> None:
-        """One of its sequences has begun."""
+        """Record the first token of one of its sequences."""
         if self._open and self._waiting > 0:
             self._waiting -= 1
             self._admission.began()
@@ -120,7 +120,7 @@ class Admission:
             )
 
     def wait_s(self, more: int = 0) -> float:
-        """How long a newcomer would wait for a first token, as far as the last ones tell; 0: nothing is known."""
+        """Expected wait of a new request for its first token, from recent ones; 0 if unknown."""
         now = self._clock()
         while self._begun and now - self._begun[0] > WINDOW_S:
             self._begun.popleft()

@@ -82,7 +82,7 @@ More = Sequence[BaseRoute | Guarded]  # what a layer above adds
 
 
 class Endpoint:
-    """One path as an ASGI application."""
+    """ASGI application of a path."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ def _send_of(scope: Scope, send: Send) -> Send:
 
 
 def _entry(scope: Scope) -> Entry | None:
-    """Of the ledger, if the request came so far."""
+    """Timing entry of the request, if it exists yet."""
     call = scope.get(CALL)
     return None if call is None else call.entry
 

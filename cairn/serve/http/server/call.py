@@ -1,4 +1,4 @@
-"""One HTTP request, as the endpoints and the ledger see it. Belongs to the thread of the event loop."""
+"""HTTP request for endpoints and timings. Used in the event loop's thread only."""
 
 import time
 
@@ -12,7 +12,7 @@ CUT_TO = b"x-cairn-max-tokens"
 
 
 class Call:
-    """One HTTP request, as an endpoint gets it."""
+    """An HTTP request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, holder: str, id: str) -> None:
         self.scope, self.receive, self.send = scope, receive, send
@@ -51,7 +51,7 @@ class Call:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of every answer."""
+        """Headers of every response."""
         headers = [(b"x-request-id", self.id.encode("latin-1", "replace"))]
         if self.cut_to is not None:
             headers.append((CUT_TO, b"%d" % self.cut_to))

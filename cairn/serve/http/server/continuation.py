@@ -1,4 +1,4 @@
-"""How a router follows an answer, and how another server goes on with it where the first one was lost.
+"""Continuation of an answer on another server after its server was lost.
 
     x-cairn-router: 1      the tokens of the answer are told beside it (`serve.token_marks`)
     x-cairn-continue: N    the last N bytes of the body are token ids in MessagePack: the answer so far. A stream begins

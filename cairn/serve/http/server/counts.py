@@ -1,4 +1,4 @@
-"""What the server counts for Prometheus, from the numbers of its engine and of each request; `metric_catalogue` has the
+"""Prometheus metrics of the server, from its engine and its requests; `metric_catalogue` has the
 metrics themselves."""
 
 from bisect import bisect_left
@@ -41,7 +41,7 @@ RECENT = 4096  # times between tokens, for percentiles
 
 
 def server_metrics(model: str, gaps: "Gaps") -> Metrics:
-    """With the histograms' and counters' zeros, so that a rate is known from the first request on."""
+    """Create the metrics with zero values, so that rates are defined from the first request on."""
     metrics = Metrics([metric for metric in CATALOGUE_HTTP if metric.name != GAPS])
     metrics.registry.register(gaps)
     for name in ("cairn_prompt_tokens_total", "cairn_generated_tokens_total"):
@@ -64,7 +64,7 @@ class Gaps(Collector):
         self._sum += seconds
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """For the registry: the same histogram, cumulative."""
+        """Collect the histogram with cumulative buckets for the registry."""
         help = next(metric.help for metric in CATALOGUE_HTTP if metric.name == GAPS)
         family = HistogramMetricFamily(GAPS, help, labels=["model"])
         bounds = [*(str(float(bound)) for bound in LATENCY_SECONDS), "+Inf"]

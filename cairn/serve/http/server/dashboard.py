@@ -47,5 +47,5 @@ def server_dashboard() -> dict[str, Any]:
 
 
 def dashboard_text() -> str:
-    """As a file has it: indented, with a newline at its end."""
+    """The dashboard as indented JSON with a final newline."""
     return msgspec.json.format(msgspec.json.encode(server_dashboard()), indent=2).decode() + "\n"

@@ -23,7 +23,7 @@ GPU_STEP_TOKENS = 4096
 
 
 def start_early(config: ServerConfig) -> WorkerGroup | None:
-    """None: the engine will run in a thread of the server, or there is no sign of a GPU."""
+    """Start the workers early; None if the engine will run in a thread or no GPU is visible."""
     on_gpu = _sees_gpu(config.device)
     if not in_processes(config, on_gpu):
         return None
@@ -37,7 +37,7 @@ def start_early(config: ServerConfig) -> WorkerGroup | None:
 
 
 def engine_config(config: ServerConfig, on_gpu: bool) -> EngineConfig:
-    """What the engine of this server is started with."""
+    """Configuration of the server's engine."""
     engine = config.engine()
     if on_gpu and config.max_num_batched_tokens is None:
         return msgspec.structs.replace(engine, max_num_batched_tokens=GPU_STEP_TOKENS)
@@ -45,7 +45,7 @@ def engine_config(config: ServerConfig, on_gpu: bool) -> EngineConfig:
 
 
 def in_processes(config: ServerConfig, on_gpu: bool) -> bool:
-    """In processes of its own on GPUs, in a thread on a CPU."""
+    """Return whether the engine runs in separate processes: on GPUs by default, not on a CPU."""
     if config.engine_in == "auto":
         return config.tensor_parallel_size > 1 or on_gpu
     return config.engine_in == "process"

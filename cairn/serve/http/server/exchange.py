@@ -1,4 +1,4 @@
-"""One HTTP request on its way through the server, from admission to its end.
+"""Handling of an HTTP request from admission to its end.
 
     GenerateRequest, ... --serving--> jobs -> admitted -> submitted -> deltas ... -> the end, or the client has left
 
@@ -64,7 +64,7 @@ class Writer(Protocol):
 
 
 class Exchange:
-    """One request from admission to its end. `async with` it, then `finish` or `stream` it."""
+    """Context manager of a request from admission to its end, used with `finish` or `stream`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Exchange:
 
     @property
     def prompt_details(self) -> CachedTokens:
-        """Of the prompt's tokens, how many were found in the cache, and how many stand for pictures."""
+        """Number of cached prompt tokens and of image tokens."""
         pieces = [piece for job in self._prompts.values() for piece in job.request.pieces]
         if not pieces:
             return CachedTokens(self.cached)
@@ -130,7 +130,7 @@ class Exchange:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """From the request's arrival to its first token, and from there to its last."""
+        """Seconds from arrival to the first token, and from there to the last."""
         entry = self._entry
         return max(entry.first - entry.arrived, 0.0), max(entry.last - entry.first, 0.0)
 
@@ -201,7 +201,7 @@ class Exchange:
                 await asyncio.wait([self._telling])  # in the middle of a write
 
     async def stream(self, writer: Writer, media_type: bytes = SSE) -> None:
-        """As events, until all answers have ended. An error before the first event is raised; a later one is an event,
+        """Stream events until all answers end. An error before the first event is raised; a later one is an event,
         because the status has been sent."""
         events = self._call.event_stream(media_type)
         write = writer.write
@@ -243,7 +243,7 @@ class Exchange:
     # -- inside ----------------------------------------------------------------------------------
 
     async def _next(self) -> list[CompletionOutput]:
-        """What is new: deltas, each of one answer."""
+        """Wait for new deltas, each of one answer."""
         self._entry.hand_over(time.monotonic())
         deltas = await self._reader.next()
         self._note_all(deltas)
@@ -297,7 +297,7 @@ class Exchange:
         self._entry.digest = digest_of(tokens)
 
     def _refusal_of(self, error: Exception) -> Refusal:
-        """What a stream that has begun tells its client of an error."""
+        """Error document for a stream that has begun."""
         if isinstance(error, Refusal):
             return error
         self._broken = True
@@ -306,7 +306,7 @@ class Exchange:
         return bug_found(self._call.id)
 
     def _status(self, error: BaseException | None) -> str:
-        """How it ended, in a word."""
+        """Final status label."""
         if self._broken:
             return "error"
         if isinstance(error, Refusal):
@@ -340,7 +340,7 @@ class Exchange:
         self._reader.fail(Refusal(503, message, code="deadline", retry_after_s=deadline))
 
     def _failed(self, reason: str) -> Refusal:
-        """It may work a moment later, or elsewhere: an engine that fell is started again."""
+        """Refusal for a failed engine, which may succeed later because the engine is restarted."""
         if self._service.serving.dead() is not None:
             return Refusal(503, reason, code="engine_dead", retry_after_s=10)
         if FOLLOWED in reason:  # it led to where nothing is allowed: the request's fault, not ours

@@ -1,4 +1,4 @@
-"""What one exchange adds to the server's metrics: each answer once and each prompt once, however the exchange ends.
+"""Metrics of a request: each answer and each prompt counts once, however the request ends.
 
 Several answers may share a prompt; they then share the list of its ids, which is how they are known here.
 """
@@ -26,7 +26,7 @@ class ExchangeCounts:
         self._prompts = first_jobs(jobs)  # that were not counted yet
 
     def first_token(self, now: float) -> None:
-        """Of all answers."""
+        """Record the first token of all answers."""
         took = now - self._arrived
         self._metrics.observe("cairn_time_to_first_token_seconds", took, model=self._model)
 

@@ -35,7 +35,7 @@ QUIET = 8  # looks after which the load is reported, changed or not
 
 
 class Follower:
-    """One router: what was not reported to it yet."""
+    """A following router and the events not yet sent to it."""
 
     def __init__(self, owner: "Followers") -> None:
         self._owner, self.outbox = owner, Outbox()
@@ -46,7 +46,7 @@ class Follower:
         return [self._owner.hello(), Events(0, stored=self._owner.book.stored), self._owner.load()]
 
     def due(self) -> list[Frame]:
-        """What is new."""
+        """Frames with new events."""
         self._owner.collect()
         events, load = self.outbox.take(), self._owner.load()
         frames: list[Frame] = [] if events is None else [events]
@@ -73,7 +73,7 @@ class Followers:
         return bool(self._followers) or self.publisher is not None
 
     async def note_pages(self) -> None:
-        """From now on, if that has not begun already."""
+        """Start tracking cache events unless it already has."""
         async with self._noting:
             if self._pages is None:
                 self.book = KeyBook(self.serving.limits.page_size)
@@ -114,7 +114,7 @@ class Followers:
         return Load(self._status(), stats.running, stats.waiting, round(free, 2), *speed)
 
     def collect(self) -> None:
-        """What the engine has dropped since. Called at least once a second, also when no follower is left."""
+        """Collect cache events. Called at least once a second, also without followers."""
         if self._pages is None:
             return
         pages = self._pages.take()
@@ -160,7 +160,7 @@ class Followers:
             follower.outbox.store(fresh)
 
     def _identity(self) -> bytes:
-        """Of the weights; pages of others are never found. An engine that was started again has its first ones."""
+        """Identity of the current weights, because cached blocks of other weights are never reused."""
         return identity_of(self.serving.engine.weights_version())
 
     def _spell(self, id: int) -> bytes:
@@ -170,7 +170,7 @@ class Followers:
 
 
 def _fields(body: bytes, jobs: Sequence[Job]) -> RequestFields | None:
-    """What a request of one prompt asks for; None: it has no keys."""
+    """Fields of a request with a single prompt; None if it has no keys."""
     if len(jobs) != 1 or not jobs[0].request.known:
         return None
     try:

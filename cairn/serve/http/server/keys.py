@@ -1,4 +1,4 @@
-"""Who may use the server: API keys from a file or the environment, compared in constant time, never shown.
+"""API keys from a file or the environment, compared in constant time, never logged.
 
     # a file: one key on a line, after a name if it has one; a line that begins with # is a comment
     alice   sk-4f9c...
@@ -102,7 +102,7 @@ def _admin_key(file: Path | None, env: Mapping[str, str]) -> str | None:
 
 
 def check_admin_key(admin_endpoints: bool, host: str, keys: Keys) -> None:
-    """Who may generate, or reach the server from elsewhere, may not change it: that takes a key of its own."""
+    """Admin key: clients that may generate, or remote ones, may not change the server without it."""
     if not admin_endpoints or keys.has_admin or (not keys and is_loopback(host)):
         return
     why = "API keys are set" if keys else f"the server listens on {host}"

@@ -1,4 +1,4 @@
-"""What is cached here, in the events of vLLM over ZMQ, for routers that follow vLLM: llm-d, Dynamo, smg.
+"""KV-cache events in vLLM's ZMQ format, for routers that support vLLM: llm-d, Dynamo, smg.
 
     PUB      topic | number, 8 bytes, big endian | MessagePack [time, [event, ...], 0]
     ROUTER   a number, 8 bytes  -->  (number | batch) from there on, as far as they are remembered, then -1 | nothing

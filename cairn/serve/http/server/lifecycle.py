@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
             await self.lifespan.shutdown()
 
     def stop(self) -> None:
-        """From any thread: begin to drain."""
+        """Begin to drain. Thread-safe."""
         self.should_exit = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.service.drain)

@@ -1,4 +1,4 @@
-"""Who may start something on this machine without a key: the person who sits at it.
+"""Access without a key for the local user of this machine.
 
     check_json      a page of another site cannot send JSON without asking first
     check_near      a browser of this machine that asked this machine by its own name, not through a proxy
@@ -49,7 +49,7 @@ def check_own_page(call: Call, what: str) -> None:
 
 
 def is_near(call: Call) -> bool:
-    """Behind a proxy everybody comes from here, and a name that was bound to 127.0.0.1 is another site's."""
+    """Return whether a request is local: not through a proxy, and not to a foreign name bound to 127.0.0.1."""
     headers = _headers(call)
     near = is_loopback(_client(call)) and is_loopback(_asked(headers))
     return near and not FORWARDED & headers.keys()

@@ -1,4 +1,4 @@
-"""How late does the event loop run? Work that blocks it delays every stream, and shows in no other number."""
+"""Event-loop lag: work that blocks the loop delays every stream."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Which endpoints a model has that generates no text: a text encoder its vectors, a transcriber its transcripts."""
+"""Endpoints of models that do not generate text: encoders and transcribers."""
 
 from cairn.serve.http.endpoints.cohere import cohere_embed, cohere_rerank
 from cairn.serve.http.endpoints.embed import api_embed, api_embeddings, embed, embedding

@@ -1,4 +1,4 @@
-"""What all endpoints share: the model, admission, metrics, ledgers and health; from start to drain.
+"""Shared state of all endpoints: model, admission, metrics, timings and health, from start to drain.
 
     start -> requests ... | a tick every second: health, totals | drain -> stop
 
@@ -116,7 +116,7 @@ class Service:
         )
 
     def _load_adapters(self) -> AdapterFolder | None:
-        """Those that the settings name, and those of their folder, which is scanned again while the server runs."""
+        """Load the adapters of the settings and of their folder, which is rescanned while the server runs."""
         for module in self.config.lora_modules:
             self.serving.load_adapter(*read_module(module))
         if self.config.adapters is None:
@@ -142,7 +142,7 @@ class Service:
     # -- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """In the event loop that will serve."""
+        """Start in the event loop that will serve."""
         loop = asyncio.get_running_loop()
         self._waker = LoopWaker(loop)
         self._same_thread = self.serving.engine.deliver_in(loop)
@@ -245,7 +245,7 @@ class Service:
         return self.serving.asleep
 
     async def wake(self) -> None:
-        """Before a request is taken; those that come meanwhile wait for the same."""
+        """Wake a sleeping engine before a request; concurrent requests wait for the same wake-up."""
         async with self.waking:
             if not self.asleep:
                 return
@@ -291,13 +291,13 @@ class Service:
         return self.served(name).name
 
     def served(self, name: str | None) -> ServedModel:
-        """What answers under this name: the model, or an adapter of it. A server of one model takes any name."""
+        """The model or adapter with this name. A server of a single model accepts any name."""
         if not self._several and name not in self.serving.models:
             name = None
         return self.named(name)
 
     def named(self, name: str | None) -> ServedModel:
-        """What has exactly this name."""
+        """The model or adapter with exactly this name."""
         try:
             return self.serving.model(name)
         except ModelNotServed as error:
@@ -305,7 +305,7 @@ class Service:
 
     @property
     def _several(self) -> bool:
-        """Whether names choose among models, now or a moment ago: another name may be a mistake, or of one that is
+        """Return whether names select models, now or recently: an unknown name may be a mistake, or of one that is
         gone."""
         config = self.config
         may_come = config.adapters is not None or config.admin_endpoints
@@ -338,7 +338,7 @@ class Service:
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
     def most_tokens(self, limit: int | None, prompt_tokens: int) -> int | None:
-        """How many tokens an answer may have: what was asked for, within what the context has room for and the
+        """Maximum tokens of an answer: the requested number, limited by the remaining context and the
         server's own limit. None: what the context leaves."""
         largest = self.config.max_request_tokens
         room = max(1, self.serving.limits.context - prompt_tokens)
@@ -353,7 +353,7 @@ class Service:
         return context // 2 if (answer or 1) >= context else answer or 1
 
     def most_prompt_tokens(self, limit: int | None, answer: int | None) -> int | None:
-        """How many tokens a prompt is cut to; None: it is refused where it is too long. `answer`: tokens behind it."""
+        """Maximum prompt tokens to truncate to; None to reject long prompts. `answer` is the reserved answer length."""
         if limit is None:
             return None
         context = self.serving.limits.context
@@ -365,7 +365,7 @@ class Service:
 
     @property
     def reading(self) -> tuple[LoopWaker, bool]:
-        """How an `AnswerReader` of this event loop is woken."""
+        """Waker for `AnswerReader`s of this event loop."""
         if self._waker is None:
             raise RuntimeError("the service has not been started")
         return self._waker, self._same_thread

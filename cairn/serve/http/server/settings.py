@@ -1,4 +1,4 @@
-"""What a server is made of: an engine, and everything around it. One class for Python, flags, TOML and the environment.
+"""Server configuration: engine and server options in one class for Python, flags, TOML and the environment.
 
 The fields of the engine are those of `EngineConfig`. Times are in seconds. Nothing here starts anything.
 """
@@ -183,7 +183,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def separation(self) -> RoleConfig | None:
-        """What the engine has to know of its role; None where it does both."""
+        """Role of the engine in disaggregated serving; None for both roles."""
         return None if self.role == "both" else self.role_config()
 
     def role_config(self) -> RoleConfig:
@@ -204,7 +204,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def names(self) -> list[str]:
-        """What the model is called; of a path only the last part: clients need not know the server's folders."""
+        """Served model names; only the last part of a path, which does not expose the server's folders."""
         if self.served_model_name:
             return self.served_model_name
         return [Path(self.model).name if Path(self.model).exists() else self.model]

@@ -82,7 +82,7 @@ class EventStream:
         self.begun = False
 
     def write_now(self, body: bytes) -> bool:
-        """As `write`, for a callback of the event loop. False: the client is behind; await `flush` next."""
+        """Write from a callback of the event loop. Returns False if the client is slow; then await `flush`."""
         if not body:
             return True
         rest: Any = self._send(_body(body, last=False)).__await__()

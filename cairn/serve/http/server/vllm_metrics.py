@@ -7,7 +7,7 @@ from cairn.serve.engine.request import Limits
 
 
 def vllm_text(model: str, stats: Stats, limits: Limits) -> str:
-    """In Prometheus' text form, to stand behind our own."""
+    """vLLM's metrics in Prometheus' text format, appended to Cairn's own."""
     used = stats.pages_used / max(stats.pages, 1)
     labels = f'engine="0",model_name="{_escaped(model)}"'
     pages = f'block_size="{limits.page_size}",num_gpu_blocks="{limits.pages - 1}",engine="0"'

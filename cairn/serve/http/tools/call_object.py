@@ -36,7 +36,7 @@ class ValueEnd:
         self._in_string = self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """Behind its last character; None: not there yet."""
+        """End of the value, or None if it is incomplete."""
         if self._scalar:
             end = _SCALAR_END.search(text, self.at)
             self.at = end.start() if end else len(text)
@@ -71,7 +71,7 @@ class ValueEnd:
 
 
 class CallObject:
-    """One call. It is announced when its name is known and its arguments have begun; then it stays a call."""
+    """Incremental parser of a tool call, which is reported when its name is known and its arguments have begun."""
 
     def __init__(self, names: Container[str] | None = None) -> None:
         self.text = ""  # all that was pushed

@@ -72,7 +72,7 @@ class Parsed(msgspec.Struct):
 
 
 class ToolParser:
-    """What the formats share: text goes through `_held`; a step reads from its beginning, or waits for more."""
+    """Base of the format parsers: text is buffered in `_held`; a step consumes from its beginning or waits for more."""
 
     SEPARATORS = _SPACE  # between calls; nothing that is worth saying
 
@@ -113,7 +113,7 @@ class ToolParser:
         raise NotImplementedError
 
     def _behind_call(self) -> bool:
-        """After one that was a call, however it ended."""
+        """Parse the text after a call."""
         raise NotImplementedError
 
     def _say(self, text: str) -> None:
@@ -150,7 +150,7 @@ class ToolParser:
         return True
 
     def _report(self, name: str | None, arguments: str) -> None:
-        """Of the call that is being read."""
+        """Report a delta of the current call."""
         if not self._started:
             self._started = True
             self._out.calls.append(CallDelta(self.calls, name, arguments))
@@ -175,7 +175,7 @@ class ToolParser:
         return buffer[len(sure) : match.end()] if match else None
 
     def _begin_arguments(self, name: str, then: Callable[[], bool]) -> None:
-        """Of a call that is written as a name and an object; `then`: the step behind it."""
+        """Parse the arguments of a call written as a name and an object; `then` is the next step."""
         self._end, self._sent, self._started, self._then = ValueEnd(0, "{"), 0, False, then
         self._report(name, "")
         self._step = self._in_arguments
@@ -229,7 +229,7 @@ class JsonParser(ToolParser):
         self._closing, self._brackets = [], ""
 
     def _in_marks(self) -> bool:
-        """In front of an object: a fence, a tag, the bracket of a list, the first of two braces."""
+        """Skip the text before an object: a fence, a tag, a list bracket, the first of two braces."""
         if self._held.startswith("{"):
             return self._in_braces()
         match = _MARK.match(self._held)
@@ -394,7 +394,7 @@ class MistralParser(ToolParser):
 
 
 def tool_parser(format: ToolFormat, names: Container[str] | None = None) -> ToolParser:
-    """For one answer."""
+    """Create the parser of an answer."""
     match format:
         case "hermes" | "json":
             return JsonParser(names, tagged=format == "hermes")

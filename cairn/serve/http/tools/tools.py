@@ -1,4 +1,4 @@
-"""Which tools a request offers, and what it demands of the answer.
+"""Tools of a request and the constraints on its answer.
 
     tools, tool_choice -read_tools-> ToolPlan -tool_guide-> a grammar, where a call is demanded ("required", or by name)
 
@@ -123,7 +123,7 @@ def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guid
 
 
 def _message_to_tool(plan: ToolPlan, tokenizer: Tokenizer) -> Guide:
-    """One message of Harmony, which ends the answer."""
+    """Harmony grammar of a final message to a tool."""
     channel, json, message = (mark(f"<|{name}|>", tokenizer) for name in HARMONY_MARKS)
     rules = ["start: " + " | ".join(f"call_{i}" for i in range(len(plan.allowed)))]
     for i, (name, schema) in enumerate(plan.allowed.items()):
@@ -134,7 +134,7 @@ def _message_to_tool(plan: ToolPlan, tokenizer: Tokenizer) -> Guide:
 
 
 def mark(text: str, tokenizer: Tokenizer) -> str:
-    """In a Lark grammar: the token of this name, where there is one, or else its characters."""
+    """Lark terminal for a special token, or for its text if the vocabulary has no such token."""
     id = tokenizer.backend.token_to_id(text)
     return literal(text) if id is None else f"<[{id}]>"
 
@@ -169,7 +169,7 @@ def format_for(templates: ChatTemplates) -> ToolFormat:
 
 
 def note_on_tools(templates: ChatTemplates) -> str:
-    """For whoever starts a server."""
+    """Startup note about the tool-call format."""
     format = format_for(templates)
     if format == "json":
         return (

@@ -42,7 +42,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         return len(self.ranks)
 
     @property
@@ -53,14 +53,14 @@ class Schedule(msgspec.Struct, frozen=True):
         return stage_of(self.placement, self.size, rank, chunk)
 
     def holder(self, stage: int) -> tuple[int, int]:
-        """Which rank computes a stage, and as which of its chunks."""
+        """Rank of a stage, and the chunk index on it."""
         return holder(self.placement, self.size, stage)
 
     def splits_backward(self) -> bool:
         return any(action.kind == "W" for rank in self.ranks for action in rank)
 
     def is_forward_only(self) -> bool:
-        """Whether no microbatch is walked backward: validation, log-probabilities of a reference."""
+        """Return whether there is no backward: validation, log probabilities of a reference."""
         return all(action.kind == "F" for rank in self.ranks for action in rank)
 
 
@@ -89,5 +89,5 @@ class Counter:
             self._next[part, chunk] = number + 1
 
     def count(self, kind: Kind, chunk: int = 0) -> int:
-        """How many of this kind there are so far."""
+        """Number of actions of this kind so far."""
         return self._next.get(("I" if kind == "B" else kind, chunk), 0)

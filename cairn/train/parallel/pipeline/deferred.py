@@ -72,7 +72,7 @@ def deferring(deferred: Deferred | None) -> Iterator[None]:
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For torch's checkpoint: what is computed again in backward defers as it did in forward."""
+    """Contexts for torch's checkpoint, so that recomputation defers weight gradients as the forward did."""
     modes = _get_current_function_mode_stack()
     active = next((mode.deferred for mode in modes if isinstance(mode, _Interception)), None)
     return nullcontext(), deferring(active)

@@ -18,7 +18,7 @@ ROW, MOST_WIDE, LEFT = 30, 1600, 56
 
 
 def text(schedule: Schedule, timeline: Timeline, width: int = 0) -> str:
-    """One line for each rank; a cell is as long as the shortest action, or longer to keep within `width`."""
+    """Text timeline with a line per rank; a cell is the shortest action, or longer to fit into `width`."""
     unit = min(ran.end - ran.start for rank in timeline.ranks for ran in rank)
     cells = round(timeline.span / unit) if unit else 1
     wide = max(2, *(len(_label(r)) + 1 for rank in timeline.ranks for r in rank))
@@ -35,7 +35,7 @@ def text(schedule: Schedule, timeline: Timeline, width: int = 0) -> str:
 
 
 def _narrow(timeline: Timeline, width: int) -> str:
-    """One character for each moment: which kind of work, or a dot."""
+    """Text timeline with one character per time unit: the action type or a dot."""
     cells = max(width - 8, 10)
     lines = []
     for number, rank in enumerate(timeline.ranks):
@@ -53,7 +53,7 @@ def _label(ran: TimedAction) -> str:
 
 
 def html(schedule: Schedule, timeline: Timeline, costs: Costs) -> str:
-    """One page: the picture, what it comes to, and each rank's share."""
+    """HTML page with the timeline, its totals and each rank's share."""
     about = {
         "ranks": str(schedule.size),
         "microbatches": str(schedule.microbatches),

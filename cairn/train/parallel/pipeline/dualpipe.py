@@ -23,7 +23,7 @@ class _Steps(Counter):
         self.add("I", chunk)
 
     def weight_gradient(self) -> None:
-        """One weight gradient, of whichever chunk has waited longest."""
+        """Schedule the weight gradient that was deferred longest."""
         if self.deferred:
             chunk, microbatch = self.deferred.pop(0)
             self.actions.append(Action("W", chunk, microbatch))

@@ -19,7 +19,7 @@ def gpipe(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 
 def one_f_one_b(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """As soon as the first backward can run, forwards and backwards take turns (arXiv:1806.03377)."""
+    """1F1B: forwards and backwards alternate as soon as the first backward can run (arXiv:1806.03377)."""
     warmup = min(ranks - rank - 1, microbatches)
     fill = [Action("F", 0, m) for m in range(warmup)]
     steady = [

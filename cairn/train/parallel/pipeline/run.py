@@ -46,7 +46,7 @@ class Compute(Protocol):
 
 
 class Pipeline:
-    """One rank's executor; `run` is one step's forwards and, where the schedule has them, backwards."""
+    """Pipeline executor of a rank; `run` executes the forwards and backwards of a step."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Pipeline:
         self.last_backward = {a.chunk: a for a in schedule.ranks[rank] if a.kind in "BI"}
 
     def run(self, compute: Compute) -> tuple[dict[int, Any], list[Action]]:
-        """What the last stage made of each microbatch, empty on ranks without it; and the actions as executed."""
+        """Run a step; returns the results by microbatch (on the last stage) and the executed actions."""
         step = _Step(self, compute)
         executed = []
         for op in self.ops:
@@ -77,7 +77,7 @@ class Pipeline:
 
 
 class _Step:
-    """What is under way during one step."""
+    """State of a running step."""
 
     def __init__(self, pipeline: Pipeline, compute: Compute) -> None:
         self.pipeline, self.compute, self.schedule = pipeline, compute, pipeline.schedule

@@ -54,7 +54,7 @@ def forward_only(ranks: int, microbatches: int, chunks: int, placement: Placemen
 
 
 def fewest_microbatches(name: str, ranks: int) -> int:
-    """How many a schedule needs before it can run at all."""
+    """Minimum number of microbatches of a schedule."""
     return 2 * ranks if name == "dualpipev" else ranks if name == "interleaved" else 1
 
 

@@ -17,7 +17,7 @@ from cairn.train.parallel.pipeline.actions import Action, Kind, Schedule
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long one microbatch takes in one rank's share of the model; a chunk takes its part of it."""
+    """Duration of a microbatch in a rank's share of the model; a chunk takes a part of it."""
 
     forward: float = 1.0
     input_gradient: float = 1.0
@@ -41,7 +41,7 @@ class TimedAction(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """What a schedule comes to."""
+    """Simulated timeline of a schedule."""
 
     ranks: list[list[TimedAction]]
     span: float  # from the first start to the last end
@@ -90,7 +90,7 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Timeline:  # noqa: B
 
 
 def needs(schedule: Schedule, rank: int, action: Action) -> list[Key]:
-    """What has to be done before, wherever that is."""
+    """Dependencies of an action on all ranks."""
     stage, m = schedule.stage_of(rank, action.chunk), action.microbatch
     if action.kind == "F":
         return [("F", stage - 1, m)] if stage else []

@@ -1,4 +1,4 @@
-"""Who sends what to whom, and when: a schedule with its messages written in.
+"""Pipeline schedule with explicit messages between ranks.
 
     rank 0   F0 send F1 send ......... receive B0 delivered(F0) ...
     rank 1   receive F0 receive B0 send F1 ...
@@ -17,7 +17,7 @@ from cairn.train.parallel.pipeline.simulate import ScheduleError, simulate
 
 
 class Message(NamedTuple):
-    """One tensor between two ranks: an activation on its way down (F) or its gradient on its way up (I)."""
+    """A tensor between two ranks: an activation (F) or its gradient (I)."""
 
     way: Literal["send", "receive", "delivered"]
     what: Literal["F", "I"]
@@ -77,7 +77,7 @@ def with_messages(schedule: Schedule, first_trained: int = 0) -> list[list[Op]]:
 
 
 class _Progress:
-    """How many actions of each rank are over, as far as each rank can tell from the messages it got."""
+    """Logical clocks: completed actions of each rank, as known to each rank from received messages."""
 
     def __init__(self, size: int) -> None:
         self.known = [[0] * size for _ in range(size)]
@@ -96,7 +96,7 @@ class _Progress:
         self.told[message.key] = list(self.known[rank])
 
     def knows(self, rank: int, message: Message) -> bool:
-        """Whether the receiver has used a message that this rank sent."""
+        """Return whether the receiver has used a message that this rank sent."""
         return self.used.get(message.key, math.inf) <= self.known[rank][message.peer]
 
 
