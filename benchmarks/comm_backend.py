@@ -21,7 +21,7 @@ import torch.distributed as dist
 import cairn.labs.torch_backend
 from cairn.bench.record import add_arguments, record
 from cairn.comm.bench_ranks import run_ranks
-from cairn.comm.bench_rig import Rig, Shape, why_not
+from cairn.comm.bench_rig import LinkShape, Rig, why_not
 from cairn.labs.torch_backend import Options
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -102,7 +102,7 @@ def on_one_host(
 
 def line_rate(repeats: int) -> list[dict[str, Any]]:
     found = []
-    with Rig(4, Shape(mbit=1000)) as rig:
+    with Rig(4, LinkShape(mbit=1000)) as rig:
         for size in (8 * MIB, 32 * MIB):
             times = run_ranks(
                 4, between_hosts, rig.address(0), 1.0, size, repeats, enter=rig.enter
@@ -117,7 +117,7 @@ def line_rate(repeats: int) -> list[dict[str, Any]]:
 
 def two_level(repeats: int) -> list[dict[str, Any]]:
     found = []
-    with Rig(2, Shape(mbit=500)) as rig:
+    with Rig(2, LinkShape(mbit=500)) as rig:
         for place in ([0, 0, 1, 1], [0, 1, 0, 1]):
             times = run_ranks(4, between_hosts, rig.address(0), 0.5, 8 * MIB, repeats,
                               enter=lambda rank, place=place: rig.enter(place[rank]))[0]  # fmt: skip
@@ -130,7 +130,7 @@ def two_level(repeats: int) -> list[dict[str, Any]]:
 
 
 def sparse(repeats: int) -> list[dict[str, Any]]:
-    with Rig(4, Shape(mbit=200)) as rig:
+    with Rig(4, LinkShape(mbit=200)) as rig:
         return run_ranks(
             4, sparse_between_hosts, rig.address(0), 8 * MIB, repeats, enter=rig.enter
         )[0]

@@ -21,7 +21,7 @@ import torch
 
 from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
-from cairn.models.layers import Build
+from cairn.models.layers import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
@@ -52,7 +52,7 @@ def main() -> None:
     add_arguments(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = random_model(preset(options.shape), Build("cpu", torch.float32)).eval()
+    model = random_model(preset(options.shape), ModelBuild("cpu", torch.float32)).eval()
     with tempfile.TemporaryDirectory() as folder:
         export(model, Path(folder))
         peer = load_peer(Path(folder))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from cairn.bench.record import add_arguments, record
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.model import Encoder
 from cairn.models.encoder.pool import pooled
@@ -112,7 +112,7 @@ def random_shape(options: argparse.Namespace) -> dict[str, object]:
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = Encoder(EncoderSpec(shape, token_types=2), Build("meta", dtype, fused=True))
+    model = Encoder(EncoderSpec(shape, token_types=2), ModelBuild("meta", dtype, fused=True))
     fill_random(model, model.slots(), device, 0)
     lengths = [min(length * 5 // 4, CONTEXT) for length in lengths_of(options.texts)]
     batches = packed(lengths, options.batch_tokens)

@@ -25,7 +25,7 @@ from cairn.bench.record import add_arguments, record
 from cairn.hw.timing import measure, measure_graph
 from cairn.kernels.experts.grouped_matmul import SWIGLU, grouped_matmul
 from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import experts_product
 from cairn.models.grouped_product import grouped_product
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def expert_layer(spec: ModelSpec, device: str) -> ExpertLayer:
-    first = random_model(spec, Build(device, torch.bfloat16, fused=True)).layers[0]
+    first = random_model(spec, ModelBuild(device, torch.bfloat16, fused=True)).layers[0]
     assert isinstance(first, Layer)
     assert isinstance(first.feed_forward, ExpertLayer)
     layer = first.feed_forward

@@ -21,7 +21,7 @@ from tokenizers.models import WordLevel
 
 from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
-from cairn.models.layers import Build
+from cairn.models.layers import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 
@@ -48,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         checkpoint = Path(folder) / "model"
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        model = random_model(preset(options.shape), Build(device, dtype))
+        model = random_model(preset(options.shape), ModelBuild(device, dtype))
         export(model, checkpoint)
         write_tokenizer(checkpoint, model.spec.vocab)
         del model

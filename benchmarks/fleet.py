@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
+from cairn.bench.arrival_traces import BLOCK_TOKENS, TracedRequest
 from cairn.bench.record import add_arguments, record
 from cairn.fleet.simulate import Outcome, run_policy, span_s
 from cairn.fleet.simulate_prompts import conversations, fitting, prompts_of
@@ -127,10 +127,10 @@ def outcome(answers: Sequence["Answer"], slo: Slo) -> dict[str, float]:
     }
 
 
-def warm_up(requests: int) -> list[Traced]:
+def warm_up(requests: int) -> list[TracedRequest]:
     """So that servers have told how fast they are. No conversation begins with one of these blocks."""
     return [
-        Traced(at / 20, 2 * BLOCK_TOKENS, 20, (block, block))
+        TracedRequest(at / 20, 2 * BLOCK_TOKENS, 20, (block, block))
         for at, block in enumerate(range(WARM_BLOCKS, WARM_BLOCKS + requests))
     ]
 
@@ -200,7 +200,7 @@ class Answer(NamedTuple):
     cached: int  # tokens of the prompt
 
 
-async def replay(port: int, trace: Sequence[Traced], slower: float) -> list[Answer]:
+async def replay(port: int, trace: Sequence[TracedRequest], slower: float) -> list[Answer]:
     written = [written_of(one) for one in trace]  # before the first one is due
     began = time.monotonic() + 1.0
     return await asyncio.gather(
@@ -211,7 +211,7 @@ async def replay(port: int, trace: Sequence[Traced], slower: float) -> list[Answ
     )
 
 
-def written_of(traced: Traced) -> bytes:
+def written_of(traced: TracedRequest) -> bytes:
     """The request, as it is sent."""
     ids = [token for block in traced.blocks or () for token in tokens_of(block)]
     body = json.dumps({"model": "paced", "prompt": ids[: traced.input_tokens], "stream": True,
@@ -221,7 +221,7 @@ def written_of(traced: Traced) -> bytes:
     return head.encode() + body
 
 
-async def ask(port: int, traced: Traced, written: bytes, due: float) -> Answer:
+async def ask(port: int, traced: TracedRequest, written: bytes, due: float) -> Answer:
     await asyncio.sleep(due - time.monotonic())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(written)

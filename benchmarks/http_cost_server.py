@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from cairn.bench.paced_engine import paced_engine
 from cairn.bench.paced_server import PacedServer, ServerThread, paced_apart
-from cairn.bench.paced_worker import Pace, held_until
+from cairn.bench.paced_worker import StepPace, held_until
 from cairn.core.garbage_collection import keep_what_is_loaded
 from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.answer import Answer
@@ -114,7 +114,7 @@ class Layers:
         self._rounds = itertools.count()
         self.server: ServerThread
         if load.engine == "process":
-            pace = Pace(opened.name, limits, load.step_s, together=load.streams)
+            pace = StepPace(opened.name, limits, load.step_s, together=load.streams)
             self.server = paced_apart(opened, pace)
         else:
             self.server = PacedServer(opened, limits, lambda step: load.step_s)

@@ -20,7 +20,7 @@ import torch
 
 from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
-from cairn.models.layers import Build
+from cairn.models.layers import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 
@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "checkpoint"
-        export(random_model(preset(options.shape), Build("cpu", torch.bfloat16)), folder)
+        export(random_model(preset(options.shape), ModelBuild("cpu", torch.bfloat16)), folder)
         size = os.path.getsize(folder / "model.safetensors")
         rounds = [
             {who: measure(who, folder) for who in ("safetensors", "into a built model", "ours")}

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from cairn.bench.record import add_arguments, record
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
-from cairn.models.generate import Generation, Sampling
-from cairn.models.layers import Build
+from cairn.models.generate import GenerateSampling, Generation
+from cairn.models.layers import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
@@ -54,7 +54,7 @@ def copy_bandwidth() -> float:
 def measure(shape: str, folder: Path, bandwidth: float) -> dict[str, Any]:
     spec = preset(shape)
     began = time.perf_counter()
-    source = random_model(spec, Build("cuda", torch.bfloat16, fused=True))
+    source = random_model(spec, ModelBuild("cuda", torch.bfloat16, fused=True))
     torch.cuda.synchronize()
     random_s = time.perf_counter() - began
     export(source, folder)
@@ -94,7 +94,7 @@ def load(folder: Path) -> tuple[Transformer, float]:
 
 @torch.inference_mode()
 def packed_logits(model: Transformer, documents: list[torch.Tensor]) -> torch.Tensor:
-    attend = Packed([len(d) for d in documents], "cuda")
+    attend = PackedDocuments([len(d) for d in documents], "cuda")
     return model.logits(model(torch.cat(documents), attend.positions_T(), attend))
 
 
@@ -116,7 +116,7 @@ def decode(model: Transformer, bandwidth: float, prompt: int = 128, tokens: int 
     times = []
     for _ in range(2):  # the first warms up
         times = []
-        for _ in Generation(model, list(range(prompt)), Sampling(max_tokens=tokens), ()):
+        for _ in Generation(model, list(range(prompt)), GenerateSampling(max_tokens=tokens), ()):
             times.append(time.perf_counter())
     rate = (len(times) - 1) / (times[-1] - times[0])
     limit = bandwidth / (model.spec.matmul_parameters() * 2)

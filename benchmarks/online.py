@@ -23,7 +23,7 @@ from cairn.bench import arrivals, load_search
 from cairn.bench.engine_run import TEMPERATURE, serve
 from cairn.bench.load_search import Tried
 from cairn.bench.record import add_arguments, record
-from cairn.bench.workload_request import Prompted
+from cairn.bench.workload_request import WorkloadRequest
 from cairn.cli.kernels_build import SERVER
 from cairn.core.garbage_collection import quiet_collector
 from cairn.models.runnable import OpenModel, open_model
@@ -168,13 +168,15 @@ def offered(
     return [Seen(due[at], first[at], last[at], lengths.output_tokens) for at in range(len(due))]
 
 
-def request(number: int, one: Prompted) -> Request:
+def request(number: int, one: WorkloadRequest) -> Request:
     params = SamplingParams(max_tokens=one.output, ignore_eos=True, temperature=TEMPERATURE)
     return Request(number, one.prompt, params)
 
 
-def prompt(draw: random.Random, lengths: Lengths, vocab: int) -> Prompted:
-    return Prompted(draw.choices(range(vocab), k=lengths.input_tokens), lengths.output_tokens)
+def prompt(draw: random.Random, lengths: Lengths, vocab: int) -> WorkloadRequest:
+    return WorkloadRequest(
+        draw.choices(range(vocab), k=lengths.input_tokens), lengths.output_tokens
+    )
 
 
 def summary(shape: str, rate: float, seen: list[Seen], slo: Slo) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from cairn.bench.load_answer import Record
+from cairn.bench.load_answer import RequestRecord
 from cairn.bench.load_client import LoadClient, Target
 from cairn.bench.load_drive import closed_loop, open_loop
-from cairn.bench.load_prompts import Ask
+from cairn.bench.load_prompts import LoadRequest
 from cairn.bench.paced_engine import capacity
 from cairn.bench.paced_server import PacedServer
 from cairn.bench.record import add_arguments, record
@@ -75,7 +75,7 @@ def serve(pipe: Connection, options: argparse.Namespace) -> None:
 def asks(tokens: int) -> Any:
     draw = random.Random(1)
     while True:
-        yield Ask("Tell me about cairns", draw.randint(tokens // 2, tokens * 3 // 2))
+        yield LoadRequest("Tell me about cairns", draw.randint(tokens // 2, tokens * 3 // 2))
 
 
 async def measure(pipe: Connection, options: argparse.Namespace) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def random_arrivals(rate: float, seconds: float) -> list[float]:
 
 
 def judge(
-    records: list[Record], sent: int, most: float, steps: int, options: argparse.Namespace
+    records: list[RequestRecord], sent: int, most: float, steps: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     answered = [r for r in records if r.error is None]
     complete = [r for r in answered if r.output_tokens == r.asked_tokens]

@@ -30,7 +30,7 @@ import msgspec
 import torch
 
 from cairn.bench.record import add_arguments, record, require_commit
-from cairn.bench.train import Setup, measure
+from cairn.bench.train import TrainSetup, measure
 from cairn.core.garbage_collection import keep_what_is_loaded
 
 RANK = 16
@@ -231,7 +231,7 @@ def wait_for_device() -> None:
 
 def train(options: argparse.Namespace, keep: Keep) -> None:
     for model, base in product(options.model, options.base):
-        setup = Setup(
+        setup = TrainSetup(
             model=model,
             lora=RANK,
             base=base,

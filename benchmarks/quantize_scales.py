@@ -17,12 +17,18 @@ from torch import Tensor
 from cairn.compress import gptq as gptq_module
 from cairn.compress.calibration import read_text
 from cairn.compress.gptq import damping_for, gptq
-from cairn.compress.layer_by_layer import Site, matrix_widths, walk
+from cairn.compress.layer_by_layer import MatrixSite, matrix_widths, walk
 from cairn.compress.open_model import open_whole
 from cairn.compress.smoothquant import STRENGTHS
 from cairn.compress.statistics import bounded_rows
 from cairn.models.quantized.planes import Planes, dequantized
-from cairn.models.quantized.rounding import Grid, fitted, rounded, rounded_activations, steps_of
+from cairn.models.quantized.rounding import (
+    QuantizationGrid,
+    fitted,
+    rounded,
+    rounded_activations,
+    steps_of,
+)
 
 NAMES = ("rtn", "gptq, before", "gptq", "activations", "smoothed")
 
@@ -56,7 +62,9 @@ def main() -> None:
 
 
 @torch.no_grad()
-def errors(seen: Site, unseen: Site, grid: Grid, stored: torch.dtype) -> list[float]:
+def errors(
+    seen: MatrixSite, unseen: MatrixSite, grid: QuantizationGrid, stored: torch.dtype
+) -> list[float]:
     w_NK, calibrated_KK = seen.matrix.read().float(), seen.inputs.hessian_KK
     judged_KK = unseen.inputs.hessian_KK
 
@@ -89,7 +97,9 @@ def at_largest(make: Callable[[], Planes]) -> Planes:
         gptq_module.best_steps = search
 
 
-def activation_errors(seen: Site, unseen: Site, w_NK: Tensor, grid: Grid) -> tuple[float, float]:
+def activation_errors(
+    seen: MatrixSite, unseen: MatrixSite, w_NK: Tensor, grid: QuantizationGrid
+) -> tuple[float, float]:
     x_MK = bounded_rows(unseen.inputs.sample_MK.float())
     wanted_MN = x_MK @ w_NK.t()
 

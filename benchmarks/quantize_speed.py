@@ -13,8 +13,8 @@ from itertools import pairwise
 import msgspec
 import torch
 
-from cairn.compress.quantize import Settings, quantize_model
-from cairn.models.build import Build
+from cairn.compress.quantize import QuantizeSettings, quantize_model
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import default_device
 from cairn.models.presets import preset
 from cairn.models.quantized.rounding import fitted
@@ -34,7 +34,7 @@ def main() -> None:
     whole = preset(args.preset)
     spec = msgspec.structs.replace(whole, layers=args.layers, windows=whole.windows[: args.layers])
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = random_model(spec, Build(device, dtype, fused=device == "cuda"))
+    model = random_model(spec, ModelBuild(device, dtype, fused=device == "cuda"))
     windows_BL = torch.randint(0, spec.vocab, (args.samples, args.length), device=device)
     grid, _ = fitted(args.scheme, [spec.hidden, spec.intermediate, spec.heads * spec.head_dim])
     marks = [time.perf_counter()]
@@ -44,7 +44,9 @@ def main() -> None:
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
 
-    quantize_model(model, windows_BL, grid, Settings(method=args.method), torch.bfloat16, advance)
+    quantize_model(
+        model, windows_BL, grid, QuantizeSettings(method=args.method), torch.bfloat16, advance
+    )
     seconds = [after - before for before, after in pairwise(marks)]
     later = seconds[1:] or seconds
     layer = sum(later) / len(later)

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from cairn.bench.engine_run import Run, serve
+from cairn.bench.engine_run import EngineRun, serve
 from cairn.bench.record import add_arguments, current_commit, not_again, record
 from cairn.bench.throughput import ledger, release
-from cairn.bench.workload_request import Prompted
+from cairn.bench.workload_request import WorkloadRequest
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
@@ -147,11 +147,11 @@ def measure(
     prompts = [[chance.randrange(vocabulary) for _ in range(prompt)] for _ in range(rows)]
     grammar = grammar_of(opened.spec.vocab) if way.schema else None
 
-    def run(outputs: int) -> Run:
+    def run(outputs: int) -> EngineRun:
         if grammar is not None:
             return serve_schema(engine, prompts[0], grammar)
         steps_N.zero_()  # the same runs of drafts hold each time
-        return serve(engine, [Prompted(own, outputs) for own in prompts])
+        return serve(engine, [WorkloadRequest(own, outputs) for own in prompts])
 
     if rows == 1:
         run(min(outputs, WARM))
@@ -177,7 +177,7 @@ def measure(
     }
 
 
-def rate(run: Run, rows: int, outputs: int) -> float:
+def rate(run: EngineRun, rows: int, outputs: int) -> float:
     """Tokens per second: of one row with its prompt, of many in the median step in which all of them decode."""
     if rows == 1:
         return outputs / run.seconds
@@ -193,7 +193,7 @@ def grammar_of(vocabulary: int) -> Grammar:
     return grammars.compile(schema_guide(SCHEMA, "the schema"))
 
 
-def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
+def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> EngineRun:
     """A few answers one after another; `Run.seconds` is the time of a token behind the first."""
     speculation, first = engine.scheduler.speculation, engine.steps
     counts = speculation.counts if speculation is not None else Counts()
@@ -213,10 +213,10 @@ def serve_schema(engine: Engine, prompt: list[int], grammar: Grammar) -> Run:
         tokens += len(request.outputs) - 1
     steps = engine.steps - first
     length = counts.length_since(runs, held)
-    return Run(seconds / tokens, steps, list(engine.times)[-steps:], None, length)
+    return EngineRun(seconds / tokens, steps, list(engine.times)[-steps:], None, length)
 
 
-def schema_rate(run: Run) -> float:
+def schema_rate(run: EngineRun) -> float:
     return round(1 / run.seconds, 1)
 
 

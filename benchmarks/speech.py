@@ -32,7 +32,7 @@ from cairn.models.speech.model import Whisper
 from cairn.models.speech.sound_file import RATE, read_sound
 from cairn.models.speech.spec import SpeechTokens, WhisperSpec
 from cairn.models.speech.transcribe import Transcriber, WindowOptions
-from cairn.models.speech.windows import Window
+from cairn.models.speech.windows import AudioWindow
 
 SHAPES = {
     "base": WhisperSpec(
@@ -119,7 +119,7 @@ def random_shape(options: argparse.Namespace) -> dict[str, object]:
     noise = np.zeros(SAMPLES, dtype=np.float32)
     sound = slice(0, round(options.seconds * RATE))
     noise[sound] = np.random.default_rng(0).normal(0, 0.1, SAMPLES)[sound]
-    given = [(Window(0, noise), WindowOptions(language="en", temperature=0.0))] * options.rows
+    given = [(AudioWindow(0, noise), WindowOptions(language="en", temperature=0.0))] * options.rows
     written = [form.transcribe(given)[0].decoded.tokens for form in forms.values()]
     took = in_turns(
         {name: partial(form.transcribe, given) for name, form in forms.items()}, options.rounds

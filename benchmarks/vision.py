@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from cairn.bench.record import add_arguments, record
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.families import from_hf
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.vision.cost import tower_flops
@@ -92,8 +92,10 @@ class Bench:
         config, vision = split_config(SHAPES[options.shape])
         spec = msgspec.structs.replace(from_hf(config), deep_rows=len(vision.tower.deep_layers))
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        model = random_model(spec, Build(device, dtype, fused=True)).requires_grad_(False).eval()
-        tower = Tower(vision, Build("meta", dtype, fused=True))
+        model = (
+            random_model(spec, ModelBuild(device, dtype, fused=True)).requires_grad_(False).eval()
+        )
+        tower = Tower(vision, ModelBuild("meta", dtype, fused=True))
         fill_random(tower, tower.slots(), torch.device(device), 1)
         runnable = Runnable(options.shape, model, "random weights")
         runnable.tower = tower.requires_grad_(False).eval()

@@ -7,8 +7,8 @@ rule, no bucket: torch's own cross entropy, or what `loss_of` makes of the logit
 import torch
 import torch.nn.functional as F
 
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.weights import random_model
 from cairn.train.checkpoint.piece import pieces_of
 from cairn.train.data.batch import IGNORED
@@ -23,7 +23,7 @@ class PlainModel:
 
     def __init__(self, spec, seed=0, dtype=torch.float32, loss_of=cross_entropy, frozen=()):
         """`frozen`: names of checkpoint tensors that get no gradient."""
-        self.model = random_model(spec, Build("cpu", torch.float32), seed).to(dtype)
+        self.model = random_model(spec, ModelBuild("cpu", torch.float32), seed).to(dtype)
         self.loss_of, self.slots = loss_of, list(self.model.slots())
         for slot in self.slots:
             self.model.get_parameter(slot.parameter).requires_grad_(slot.name not in frozen)
@@ -32,7 +32,9 @@ class PlainModel:
         """`loss` is not asked."""
         total = 0.0
         for batch in batches:
-            hidden_TD = self.model(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+            hidden_TD = self.model(
+                batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths)
+            )
             share = self.loss_of(self.model.logits(hidden_TD), batch).sum() / valid
             share.backward()
             total = total + share.detach()

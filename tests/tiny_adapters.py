@@ -8,7 +8,7 @@ from cairn.models.adapter.attach import attach
 from cairn.models.adapter.folder import adapter_slots, write_adapter
 from cairn.models.adapter.merge import merge
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.transformer import Transformer
 from cairn.models.weights import fill_random
@@ -17,7 +17,7 @@ from cairn.models.weights import fill_random
 def adapted(base: Path | Transformer, spec: AdapterSpec, seed: int = 1) -> Transformer:
     """The base with a new adapter whose B is not zero, so that answers differ."""
     model = open_checkpoint(base).load("cpu", torch.float32) if isinstance(base, Path) else base
-    made = attach(model, model.spec, spec, Build("meta", torch.float32))
+    made = attach(model, model.spec, spec, ModelBuild("meta", torch.float32))
     fill_random(model, adapter_slots(model), "cpu", seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -15,13 +15,13 @@ from transfer_oracle import store, whole_cache
 
 from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side
-from cairn.comm.transfer.kv import REGION, Contents, KVLayout
+from cairn.comm.transfer.kv import REGION, KVContents, KVLayout
 from cairn.comm.transfer.lease import Terms
 from cairn.comm.transfer.mover import Patience
 from cairn.comm.transfer.page_receiver import PageReceiver
 from cairn.comm.transfer.page_sender import PageSender, offer_of
 
-CONTENTS = Contents(model="m", layers=3, kv_heads=4, width=16)
+CONTENTS = KVContents(model="m", layers=3, kv_heads=4, width=16)
 SOURCE = KVLayout(contents=CONTENTS, page_size=8, pages=20)
 TARGET = KVLayout(contents=CONTENTS, page_size=16, pages=10, heads_first=True)
 TERMS = Terms(lease_s=120, unclaimed_s=600, read_s=600)  # a loaded machine takes its time

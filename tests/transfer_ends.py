@@ -7,17 +7,17 @@ from contextlib import contextmanager
 import pytest
 
 from cairn.comm.transfer import nixl
-from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.endpoint import TransferEndpoint
 from cairn.comm.transfer.mover import Patience
 from cairn.comm.transfer.shm import shm
 from cairn.comm.transfer.tcp import tcp
-from cairn.comm.transfer.transport import Done, Event, Failed, Lost, Transport
+from cairn.comm.transfer.transport import Event, PeerGone, TransferDone, TransferFailed, Transport
 
 PATIENT = Patience(silence_s=120)  # a loaded machine may be silent for long
 KINDS = ["tcp", "shm", "nixl"]
 
 
-def make_end(kind: str, name: str, patience: Patience = PATIENT) -> Endpoint:
+def make_end(kind: str, name: str, patience: Patience = PATIENT) -> TransferEndpoint:
     if kind == "nixl":
         reason = nixl.why_not()
         if reason is not None:
@@ -53,7 +53,7 @@ def settle(end: Transport, tickets: set[int]) -> None:
     deadline = time.monotonic() + 60
     while left and time.monotonic() < deadline:
         for event in end.events(0.2):
-            assert not isinstance(event, Failed | Lost), event
-            if isinstance(event, Done):
+            assert not isinstance(event, TransferFailed | PeerGone), event
+            if isinstance(event, TransferDone):
                 left.discard(event.ticket)
     assert not left

@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.copies import Bytes, copy_runs
 from cairn.comm.transfer.errors import PeerLost, TransferError
 from cairn.comm.transfer.transport import (
-    Done,
     Event,
-    Failed,
-    Joined,
-    Lost,
-    Note,
-    Region,
+    MemoryRegion,
+    Notification,
+    PeerGone,
+    PeerJoined,
+    TransferDone,
+    TransferFailed,
     check_reach,
     host_region,
 )
@@ -113,7 +113,7 @@ class InProcess:
     def __init__(self, fabric: Fabric, name: str) -> None:
         self.fabric, self.name = fabric, name
         self.peers: set[str] = set()
-        self.regions: dict[str, Region] = {}
+        self.regions: dict[str, MemoryRegion] = {}
         self._greeting = b""
         self._events: list[Event] = []
         self._tickets: dict[int, str] = {}  # under way -> peer
@@ -138,19 +138,19 @@ class InProcess:
             raise TransferError(f"no connection to {address}", hint="is the other side up?")
         for one, peer in ((self, other), (other, self)):
             one.peers.add(peer.name)
-            one._events.append(Joined(peer.name, peer._greeting))
+            one._events.append(PeerJoined(peer.name, peer._greeting))
         return name
 
-    def read(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+    def read(self, peer: str, source_region: str, target_region: str, runs: ByteRuns) -> int:
         return self._move(peer, (peer, source_region), (self.name, target_region), runs)
 
-    def write(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+    def write(self, peer: str, source_region: str, target_region: str, runs: ByteRuns) -> int:
         return self._move(peer, (self.name, source_region), (peer, target_region), runs)
 
     def notify(self, peer: str, payload: bytes) -> None:
         def arrive() -> None:
             if self.fabric.talks(self.name, peer):
-                self.fabric.ends[peer]._events.append(Note(self.name, payload))
+                self.fabric.ends[peer]._events.append(Notification(self.name, payload))
 
         if peer in self.peers:
             self.fabric.carry(arrive)
@@ -168,10 +168,12 @@ class InProcess:
     def parted(self, peer: str, reason: str, dead: bool) -> None:
         for ticket in [ticket for ticket, whose in self._tickets.items() if whose == peer]:
             del self._tickets[ticket]
-            self._events.append(Failed(peer, ticket, f"{peer} is lost: {reason}"))
-        self._events.append(Lost(peer, reason, dead))
+            self._events.append(TransferFailed(peer, ticket, f"{peer} is lost: {reason}"))
+        self._events.append(PeerGone(peer, reason, dead))
 
-    def _move(self, peer: str, source: tuple[str, str], target: tuple[str, str], runs: Runs) -> int:
+    def _move(
+        self, peer: str, source: tuple[str, str], target: tuple[str, str], runs: ByteRuns
+    ) -> int:
         if peer not in self.peers:
             raise PeerLost(f"{peer!r} is not connected", hint="connect again")
         ticket = next(self._number)
@@ -182,13 +184,15 @@ class InProcess:
             if ticket in self._tickets and self.fabric.reads(self.name, peer):
                 del self._tickets[ticket]
                 failure = self._copy(source, target, runs)
-                ended = Failed(peer, ticket, failure) if failure else Done(peer, ticket)
+                ended = (
+                    TransferFailed(peer, ticket, failure) if failure else TransferDone(peer, ticket)
+                )
                 self._events.append(ended)
 
         self.fabric.carry(arrive)
         return ticket
 
-    def _copy(self, source: tuple[str, str], target: tuple[str, str], runs: Runs) -> str | None:
+    def _copy(self, source: tuple[str, str], target: tuple[str, str], runs: ByteRuns) -> str | None:
         sides = []
         for (end, name), starts in ((source, runs.source), (target, runs.target)):
             region = self.fabric.ends[end].regions.get(name)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from cairn.comm.transfer.kv import Contents, KVLayout
+from cairn.comm.transfer.kv import KVContents, KVLayout
 
 # Whole numbers of the right width stand for the floats: bytes are bytes.
 STAND_INS = {4: np.uint32, 2: np.uint16, 1: np.uint8}
 
 
-def whole_cache(contents: Contents, tokens: int, seed: int = 0) -> np.ndarray:
+def whole_cache(contents: KVContents, tokens: int, seed: int = 0) -> np.ndarray:
     """[layer, plane, token, head, column], random."""
     shape = (contents.layers, contents.planes, tokens, contents.kv_heads, contents.width)
     kind = STAND_INS[contents.itemsize]

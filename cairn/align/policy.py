@@ -13,8 +13,8 @@ from typing import NamedTuple, cast
 from torch import nn
 
 from cairn.core.errors import RequestError
-from cairn.models.build import Build
-from cairn.models.linear.maps import Columns
+from cairn.models.build import ModelBuild
+from cairn.models.linear.maps import ColumnParallelLinear
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
@@ -188,9 +188,9 @@ class Policy:
 
 def engine_view(stage: Stage) -> Transformer:
     """A model for an engine that is made of the trainer's own modules, adapters included."""
-    columns = next(part for part in stage.modules() if isinstance(part, Columns))
+    columns = next(part for part in stage.modules() if isinstance(part, ColumnParallelLinear))
     weight = stage.vocabulary().weight
-    build = Build(str(weight.device), weight.dtype, fused=columns.fused is not None)
+    build = ModelBuild(str(weight.device), weight.dtype, fused=columns.fused is not None)
     model = Transformer(stage.spec, build._replace(device="meta"))
     assert stage.embedding is not None
     assert stage.norm is not None

@@ -28,7 +28,7 @@ STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-class Traced(msgspec.Struct, frozen=True):
+class TracedRequest(msgspec.Struct, frozen=True):
     """A request of a trace."""
 
     at_s: float  # after the first
@@ -44,7 +44,7 @@ class _Mooncake(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def read_trace(path: Path, most: int | None = None) -> list[Traced]:
+def read_trace(path: Path, most: int | None = None) -> list[TracedRequest]:
     """The requests in order of time, the first at 0; at most `most` lines are read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -62,7 +62,7 @@ def read_trace(path: Path, most: int | None = None) -> list[Traced]:
     return [msgspec.structs.replace(request, at_s=request.at_s - first) for request in requests]
 
 
-def parse_mooncake(text: str, where: str = "trace") -> Iterator[Traced]:
+def parse_mooncake(text: str, where: str = "trace") -> Iterator[TracedRequest]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -80,7 +80,7 @@ def parse_mooncake(text: str, where: str = "trace") -> Iterator[Traced]:
         )
 
 
-def parse_azure(text: str, where: str = "trace") -> Iterator[Traced]:
+def parse_azure(text: str, where: str = "trace") -> Iterator[TracedRequest]:
     rows = csv.DictReader(io.StringIO(text))
     missing = [name for name in AZURE_COLUMNS if name not in (rows.fieldnames or ())]
     if missing:
@@ -105,13 +105,13 @@ def _seconds(stamp: str) -> float:
 
 def _checked(
     where: str, number: int, at_s: float, read: int, written: int, blocks: tuple[int, ...] = ()
-) -> Traced:
+) -> TracedRequest:
     if read < 1 or written < 0:
         _refuse(where, number, f"{read} tokens in and {written} out")
     if blocks and len(blocks) != -(-read // BLOCK_TOKENS):
         _refuse(where, number, f"{len(blocks)} blocks of {BLOCK_TOKENS} tokens for {read} tokens")
     # A server cannot be asked for an answer of no tokens.
-    return Traced(at_s, read, max(written, 1), blocks)
+    return TracedRequest(at_s, read, max(written, 1), blocks)
 
 
 def _refuse(where: str, number: int, why: str) -> NoReturn:

@@ -15,10 +15,10 @@ import msgspec
 
 from cairn.bench import record
 from cairn.bench.engine_run import submit
-from cairn.bench.record import Origin, merged
-from cairn.bench.throughput import Bench
+from cairn.bench.record import RecordOrigin, merged
+from cairn.bench.throughput import ThroughputBench
 from cairn.bench.workload import LARGEST_TOKEN
-from cairn.bench.workload_request import Prompted
+from cairn.bench.workload_request import WorkloadRequest
 from cairn.core.errors import UsageError
 from cairn.core.garbage_collection import quiet_collector
 from cairn.kernels.tooling.measure import Ceiling
@@ -29,7 +29,7 @@ CPU_LENGTHS = (64, 128, 256)
 STEP = 7919  # a prime: no two prompts of these lengths begin alike
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ContextRow(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one length of one model, in seconds. `failure` is the reason why a row has no times."""
 
     shape: str
@@ -46,11 +46,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-class Report(Origin, frozen=True, kw_only=True):
+class ContextReport(RecordOrigin, frozen=True, kw_only=True):
     """benchmarks/h200/context.json."""
 
     ceilings: dict[str, Ceiling]
-    rows: list[Row]
+    rows: list[ContextRow]
 
 
 def check_lengths(lengths: Sequence[int], output: int) -> None:
@@ -62,9 +62,9 @@ def check_lengths(lengths: Sequence[int], output: int) -> None:
         )
 
 
-def measure(bench: Bench, length: int, output: int) -> Row:
+def measure(bench: ThroughputBench, length: int, output: int) -> ContextRow:
     """A short run first, so that every kernel and graph of this length has been made."""
-    blank = Row(
+    blank = ContextRow(
         shape=bench.setup.shape,
         dtype=bench.dtype,
         length=length,
@@ -77,15 +77,15 @@ def measure(bench: Bench, length: int, output: int) -> Row:
     vocabulary = min(bench.spec.vocab, LARGEST_TOKEN)
     prompt = [(length + place * STEP) % vocabulary for place in range(length)]
     for _ in range(2):  # a prefill shape is captured when it comes up for the second time
-        _timed(bench, Prompted(prompt, 2))
-    first_s, whole_s, failure = _timed(bench, Prompted(prompt, output))
+        _timed(bench, WorkloadRequest(prompt, 2))
+    first_s, whole_s, failure = _timed(bench, WorkloadRequest(prompt, output))
     if failure is not None:
         return msgspec.structs.replace(blank, failure=failure)
     per_token = (whole_s - first_s) / (output - 1)
     return msgspec.structs.replace(blank, ttft_s=first_s, tpot_s=per_token)
 
 
-def _timed(bench: Bench, one: Prompted) -> tuple[float, float, str | None]:
+def _timed(bench: ThroughputBench, one: WorkloadRequest) -> tuple[float, float, str | None]:
     """Seconds to the first token and to the last one, and why there was none."""
     engine = bench.engine
     engine.scheduler.blocks.reset()
@@ -102,23 +102,26 @@ def _timed(bench: Bench, one: Prompted) -> tuple[float, float, str | None]:
     return first, whole, None if done else request.error or "it ended early"
 
 
-def _floor(bench: Bench, work: SequenceWork) -> float:
+def _floor(bench: ThroughputBench, work: SequenceWork) -> float:
     return bench.ceiling.floor_s(step_cost(bench.spec, [work], *reversed(bench.each)), bench.rate)
 
 
 def report(
-    origin: Origin, ceilings: dict[str, Ceiling], rows: Sequence[Row], old: Report | None = None
-) -> Report:
-    return Report(
+    origin: RecordOrigin,
+    ceilings: dict[str, Ceiling],
+    rows: Sequence[ContextRow],
+    old: ContextReport | None = None,
+) -> ContextReport:
+    return ContextReport(
         ceilings={**(old.ceilings if old else {}), **ceilings},
         **merged(origin, rows, old, _key, lambda row: row.shape),
     )
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def _key(row: ContextRow) -> tuple[object, ...]:
     form = (row.dtype, row.quantization, row.kv_cache)
     return row.shape, row.length, row.output_tokens, *form
 
 
-def read(path: Path) -> Report:
-    return record.read(path, Report, "context")
+def read(path: Path) -> ContextReport:
+    return record.read(path, ContextReport, "context")

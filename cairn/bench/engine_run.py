@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.bench.workload_request import Prompted
+from cairn.bench.workload_request import WorkloadRequest
 from cairn.core.garbage_collection import quiet_collector
 from cairn.serve.engine.speculate.acceptance import Counts
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEMPERATURE = 0.6
 
 
-class Run(NamedTuple):
+class EngineRun(NamedTuple):
     seconds: float
     steps: int
     times: list["StepTimes"]
@@ -29,7 +29,7 @@ class Run(NamedTuple):
     length: float | None = None  # tokens of a step that verifies, of a request
 
 
-def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
+def serve(engine: "Engine", chosen: Sequence[WorkloadRequest]) -> EngineRun:
     """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
     engine.scheduler.blocks.reset()
     first, speculation = engine.steps, engine.scheduler.speculation
@@ -50,17 +50,17 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     steps = engine.steps - first
     times = list(islice(reversed(engine.times), steps))[::-1]
     failure = _failure([added.get(at) for at in range(len(chosen))], chosen)
-    return Run(seconds, steps, times, failure, counts.length_since(runs, accepted))
+    return EngineRun(seconds, steps, times, failure, counts.length_since(runs, accepted))
 
 
-def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":
+def submit(engine: "Engine", chosen: Sequence[WorkloadRequest]) -> "list[Request]":
     """Submit the requests that do not depend on another one."""
     return [
         _add(engine, at, one, one.prompt) for at, one in enumerate(chosen) if one.follows is None
     ]
 
 
-def _followers(chosen: Sequence[Prompted]) -> dict[int, list[int]]:
+def _followers(chosen: Sequence[WorkloadRequest]) -> dict[int, list[int]]:
     later: dict[int, list[int]] = defaultdict(list)
     for at, one in enumerate(chosen):
         if one.follows is not None:
@@ -68,11 +68,11 @@ def _followers(chosen: Sequence[Prompted]) -> dict[int, list[int]]:
     return later
 
 
-def _follow(engine: "Engine", at: int, one: Prompted, last: "Request") -> "Request":
+def _follow(engine: "Engine", at: int, one: WorkloadRequest, last: "Request") -> "Request":
     return _add(engine, at, one, [*last.prompt, *last.outputs, *one.prompt])
 
 
-def _add(engine: "Engine", at: int, one: Prompted, prompt: list[int]) -> "Request":
+def _add(engine: "Engine", at: int, one: WorkloadRequest, prompt: list[int]) -> "Request":
     from cairn.serve.engine.request import Request
     from cairn.serve.engine.sampling_params import SamplingParams
 
@@ -83,7 +83,7 @@ def _add(engine: "Engine", at: int, one: Prompted, prompt: list[int]) -> "Reques
     return request
 
 
-def _failure(added: "Sequence[Request | None]", chosen: Sequence[Prompted]) -> str | None:
+def _failure(added: "Sequence[Request | None]", chosen: Sequence[WorkloadRequest]) -> str | None:
     """Why some requests have no whole answer; those that were never sent followed one of them."""
     pairs = zip(added, chosen, strict=True)
     wrong = [request for request, one in pairs if request and len(request.outputs) != one.output]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from cairn.bench.load_prompts import chat_shapes
-from cairn.bench.workload_request import Draw, Prompted, with_history
+from cairn.bench.workload_request import Draw, WorkloadRequest, with_history
 
 LONGEST_ANSWER = 2048
 CONVERSATIONS = 400
@@ -33,52 +33,54 @@ SAMPLING = (
 )
 
 
-def _conversations(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _conversations(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     shapes = chat_shapes(generator, most_out=LONGEST_ANSWER)
     return [
-        Prompted(draw(shape.input_tokens), shape.output_tokens)
+        WorkloadRequest(draw(shape.input_tokens), shape.output_tokens)
         for shape in islice(shapes, CONVERSATIONS)
     ]
 
 
-def _turns(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _turns(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     return _dialogues(generator, draw, 64, 4, question=(50, 300), answer=(50, 300))
 
 
-def _agents(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _agents(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     return _dialogues(generator, draw, 32, 6, question=(100, 400), answer=(40, 160), head=6000)
 
 
-def _long(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _long(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     """Log-uniform: as many below 31,000 tokens as above."""
     low, high = math.log(8_000), math.log(120_000)
-    return [Prompted(draw(round(math.exp(generator.uniform(low, high)))), 128) for _ in range(8)]
+    return [
+        WorkloadRequest(draw(round(math.exp(generator.uniform(low, high)))), 128) for _ in range(8)
+    ]
 
 
-def _books(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(30_000), 128) for _ in range(8)]
+def _books(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(30_000), 128) for _ in range(8)]
 
 
-def _document(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(8192), 256)]
+def _document(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(8192), 256)]
 
 
-def _streams(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(1000), 256) for _ in range(16)]
+def _streams(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(1000), 256) for _ in range(16)]
 
 
-def _brief(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(generator.randint(1, 16)), 64) for _ in range(1024)]
+def _brief(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(generator.randint(1, 16)), 64) for _ in range(1024)]
 
 
-def _sampled(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _sampled(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     requests = _conversations(generator, draw)
     return [
         one._replace(sampling=SAMPLING[place % len(SAMPLING)]) for place, one in enumerate(requests)
     ]
 
 
-def _logprobs(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _logprobs(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     return [one._replace(sampling={"logprobs": 5}) for one in _conversations(generator, draw)]
 
 
@@ -90,7 +92,7 @@ def _dialogues(
     question: tuple[int, int],
     answer: tuple[int, int],
     head: int = 0,
-) -> list[Prompted]:
+) -> list[WorkloadRequest]:
     """All first turns, then all second ones, ...: a turn follows the one that lies `people` before it."""
     begun = draw(head)
     made = []
@@ -98,7 +100,7 @@ def _dialogues(
         new = draw(generator.randint(*question))
         first = place < people
         made.append(
-            Prompted(
+            WorkloadRequest(
                 begun + new if first else new,
                 generator.randint(*answer),
                 shared=head,
@@ -108,7 +110,7 @@ def _dialogues(
     return with_history(made)
 
 
-EVERYDAY: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
+EVERYDAY: dict[str, Callable[[random.Random, Draw], list[WorkloadRequest]]] = {
     "conversations": _conversations,
     "turns": _turns,
     "agents": _agents,

@@ -65,7 +65,7 @@ text { fill: #e3e6e1; }
 """
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     name: str
     ours: float
     peer: float | None
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 class Panel(NamedTuple):
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[FigureRow]
     peer: str  # whose the second bars are
 
 
@@ -100,13 +100,13 @@ def _serving(record: dict[str, Any], shape: str) -> Panel:
         )
         ours = row["input_tokens_per_s" if workload == "prefill" else "output_tokens_per_s"]
         limit = ours / row["fraction_of_limit"]
-        rows.append(Row(name, ours, VLLM[shape, workload], limit))
+        rows.append(FigureRow(name, ours, VLLM[shape, workload], limit))
     return Panel(f"Serving {shape}, bf16, one H200: tokens/s", rows, "vLLM 0.23")
 
 
 def _training(record: dict[str, Any]) -> Panel:
     rows = [
-        Row(
+        FigureRow(
             f"{row['model']}, {row['dtype']}",
             row["tokens_per_s"],
             TORCHTITAN.get((row["model"], row["dtype"])),
@@ -134,7 +134,7 @@ def drawn(panels: Sequence[Panel]) -> str:
     return _svg(y, parts, "; ".join(panel.title for panel in panels))
 
 
-def _row(row: Row, y: int) -> list[str]:
+def _row(row: FigureRow, y: int) -> list[str]:
     room = WIDTH - NAMES - VALUES
     full = max(row.ours, row.peer or 0.0, row.limit or 0.0)
     parts = [_text(NAMES - 10, y + BAR + 5, row.name, "end")]

@@ -18,7 +18,7 @@ class ProtocolError(CairnError):
     """The other side does not speak HTTP/1.1, or not as we know it."""
 
 
-class Response:
+class HttpResponse:
     """A response parsed by httptools. `status` is 0 until the head has arrived."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Response:
         self.done = self.status > 0
 
 
-class Events:
+class EventReader:
     """The `data:` of server-sent events; comments and other fields are passed over."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cairn.bench import record
-from cairn.bench.record import Origin, merged
+from cairn.bench.record import RecordOrigin, merged
 from cairn.bench.record import write as write
 from cairn.core.errors import HardwareError
 from cairn.kernels.kernel import Case
@@ -21,7 +21,7 @@ from cairn.kernels.tooling import catalogue
 from cairn.kernels.tooling.measure import Ceiling, Row, first_line, measure_case
 
 
-class Report(Origin, frozen=True, kw_only=True):
+class KernelReport(RecordOrigin, frozen=True, kw_only=True):
     """benchmarks/h200/kernels.json."""
 
     ceiling: Ceiling
@@ -48,13 +48,13 @@ def measure_all(cases: Sequence[Case], ceiling: Ceiling, budget_ms: float) -> It
 
 
 def report(
-    origin: Origin, ceiling: Ceiling, rows: Sequence[Row], old: Report | None = None
-) -> Report:
-    return Report(ceiling=ceiling, **merged(origin, rows, old, _key, lambda row: row.kernel))
+    origin: RecordOrigin, ceiling: Ceiling, rows: Sequence[Row], old: KernelReport | None = None
+) -> KernelReport:
+    return KernelReport(ceiling=ceiling, **merged(origin, rows, old, _key, lambda row: row.kernel))
 
 
-def read(path: Path) -> Report:
-    return record.read(path, Report, "kernels")
+def read(path: Path) -> KernelReport:
+    return record.read(path, KernelReport, "kernels")
 
 
 def _key(row: Row) -> tuple[str, str, str]:

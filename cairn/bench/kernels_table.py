@@ -6,7 +6,7 @@ With a second file the table replaces what stands there between the two marks; o
 import sys
 from pathlib import Path
 
-from cairn.bench.kernels import Report, read
+from cairn.bench.kernels import KernelReport, read
 from cairn.core.errors import DataError
 from cairn.core.units import format_rate
 from cairn.kernels.tooling.measure import Row
@@ -26,7 +26,7 @@ HEADINGS = (
 )
 
 
-def markdown(report: Report) -> str:
+def markdown(report: KernelReport) -> str:
     ceiling = report.ceiling
     rates = [f"{dtype} {format_rate(rate, 'FLOP')}" for dtype, rate in ceiling.flops_per_s.items()]
     limits = ", ".join([f"copy {format_rate(ceiling.bytes_per_s, 'B')}", *rates])

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from cairn.bench.workload import Prompted
+from cairn.bench.workload import WorkloadRequest
 from cairn.hw.datasheet import Dtype
 from cairn.hw.host import read_cpu
 from cairn.kernels.kernel import Cost
@@ -51,7 +51,7 @@ class Bytes(NamedTuple):
 
 
 def limit(
-    spec: ModelSpec, chosen: Sequence[Prompted], ceiling: Ceiling, dtype: str, each: Bytes
+    spec: ModelSpec, chosen: Sequence[WorkloadRequest], ceiling: Ceiling, dtype: str, each: Bytes
 ) -> Limit:
     prefill = prefill_cost(spec, chosen, each)
     decode = decode_cost(spec, chosen, each)
@@ -61,7 +61,7 @@ def limit(
     )
 
 
-def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cost:
+def prefill_cost(spec: ModelSpec, chosen: Sequence[WorkloadRequest], each: Bytes) -> Cost:
     """All prompts in one step; a beginning that they share is computed for the first of them only."""
     shared = chosen[0].shared
     work = [SequenceWork(shared, 0, logits=0)] if shared else []
@@ -69,7 +69,7 @@ def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Co
     return step_cost(spec, work, each.value, each.weight)
 
 
-def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cost:
+def decode_cost(spec: ModelSpec, chosen: Sequence[WorkloadRequest], each: Bytes) -> Cost:
     """All tokens after the first of each answer, in as many steps as the longest answer needs."""
     prompts_R = np.array([request.length for request in chosen])
     outputs_R = np.array([request.output for request in chosen])

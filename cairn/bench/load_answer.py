@@ -28,7 +28,7 @@ KINDS = {
 }  # of errors
 
 
-class Record(msgspec.Struct, kw_only=True):
+class RequestRecord(msgspec.Struct, kw_only=True):
     """Timestamps of a request in seconds of one clock."""
 
     due_s: float
@@ -67,7 +67,7 @@ class Record(msgspec.Struct, kw_only=True):
         ]
 
 
-def since(record: Record, begin_s: float) -> Record:
+def since(record: RequestRecord, begin_s: float) -> RequestRecord:
     """The same with its times counted from another moment."""
 
     def moved(moment: float | None) -> float | None:
@@ -119,7 +119,7 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
-class Answer:
+class LoadAnswer:
     """Takes the events of one stream and becomes a Record."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Answer:
             if choice.finish_reason is not None:
                 self.finish, self.finish_s = choice.finish_reason, now
 
-    def record(self, due_s: float, sent_s: float, end_s: float, asked_tokens: int) -> Record:
+    def record(self, due_s: float, sent_s: float, end_s: float, asked_tokens: int) -> RequestRecord:
         error = self.error
         if error is None and self.finish is None:
             error = ("cut short", f"after {len(self.chunk_s)} events with tokens")
@@ -161,7 +161,7 @@ class Answer:
         elif not chunks and output and self.finish_s is not None:
             chunks = [self.finish_s]
         details = usage.prompt_tokens_details
-        return Record(
+        return RequestRecord(
             due_s=due_s,
             sent_s=sent_s,
             end_s=end_s,

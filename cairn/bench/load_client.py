@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from cairn.bench.http_reader import Events, ProtocolError, Response
-from cairn.bench.load_answer import Answer, Record, error_text
-from cairn.bench.load_prompts import Ask
+from cairn.bench.http_reader import EventReader, HttpResponse, ProtocolError
+from cairn.bench.load_answer import LoadAnswer, RequestRecord, error_text
+from cairn.bench.load_prompts import LoadRequest
 from cairn.core.server_address import place
 
 Endpoint = Literal["completions", "chat"]
@@ -37,7 +37,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request as it goes over the wire."""
 
     wire: bytes
@@ -57,10 +57,10 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self.response = Response()
-        self.answer = Answer()
+        self.response = HttpResponse()
+        self.answer = LoadAnswer()
         self.body: list[bytes] = []  # of what is no stream
-        self._events: Events | None = None
+        self._events: EventReader | None = None
 
     def begin(self, wire: bytes) -> "asyncio.Future[None]":
         """Sends a request; the future is done when its answer is, in whichever way."""
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
             if self.body or not _is_stream(self.response):
                 self.body.append(piece)
                 return
-            self._events = Events()
+            self._events = EventReader()
         for event in self._events.feed(piece):
             self.answer.take(event, now)
 
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
             self._finished.set_result(None)
 
 
-def _is_stream(response: Response) -> bool:
+def _is_stream(response: HttpResponse) -> bool:
     kind = response.headers.get("content-type", "")
     return response.status == 200 and kind.startswith("text/event-stream")
 
@@ -141,7 +141,7 @@ class LoadClient:
         self._idle.clear()
         await asyncio.sleep(0)  # the transports close in the next turn of the loop
 
-    def prepare(self, ask: Ask) -> Prepared:
+    def prepare(self, ask: LoadRequest) -> PreparedRequest:
         target = self.target
         body: dict[str, Any] = {
             "model": target.model,
@@ -158,9 +158,9 @@ class LoadClient:
             body["ignore_eos"] = True
         body |= {**ask.fields, **target.extra}
         wire = self._wire("POST", PATHS[target.endpoint], msgspec.json.encode(body))
-        return Prepared(wire, ask.output_tokens)
+        return PreparedRequest(wire, ask.output_tokens)
 
-    async def send(self, prepared: Prepared, due_s: float) -> Record:
+    async def send(self, prepared: PreparedRequest, due_s: float) -> RequestRecord:
         """The whole life of one request. An error of the server or of the network is in the record."""
         clock = asyncio.get_running_loop().time
         sent_s = clock()
@@ -170,12 +170,12 @@ class LoadClient:
                 connection = await self._connect()
                 await connection.begin(prepared.wire)
         except TimeoutError:
-            answer = connection.answer if connection is not None else Answer()
+            answer = connection.answer if connection is not None else LoadAnswer()
             answer.error = ("timeout", f"after {self.target.timeout_s:g} s")
             self._drop(connection)
             return answer.record(due_s, sent_s, clock(), prepared.asked_tokens)
         except OSError as error:
-            answer = Answer()
+            answer = LoadAnswer()
             ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
             answer.error = ("client" if ours else "refused", str(error))
             return answer.record(due_s, sent_s, clock(), prepared.asked_tokens)

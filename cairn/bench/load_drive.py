@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from cairn.bench.load_answer import Record
-from cairn.bench.load_prompts import Ask
+from cairn.bench.load_answer import RequestRecord
+from cairn.bench.load_prompts import LoadRequest
 
 P = TypeVar("P")
 
@@ -20,9 +20,9 @@ Moved = Callable[[int, int], None]  # so many have ended, so many are in flight
 
 
 class Sender(Protocol, Generic[P]):
-    def prepare(self, ask: Ask) -> P: ...
+    def prepare(self, ask: LoadRequest) -> P: ...
 
-    async def send(self, prepared: P, due_s: float) -> Record: ...
+    async def send(self, prepared: P, due_s: float) -> RequestRecord: ...
 
 
 def ignore(ended: int, in_flight: int) -> None:
@@ -31,15 +31,15 @@ def ignore(ended: int, in_flight: int) -> None:
 
 async def open_loop(
     sender: Sender[P],
-    asks: Iterator[Ask],
+    asks: Iterator[LoadRequest],
     arrivals: list[float],
     limit: int | None = None,
     moved: Moved = ignore,
-) -> list[Record]:
+) -> list[RequestRecord]:
     """Send one request for each arrival, at most `limit` at once; a request that waits for the limit counts as due."""
     loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(limit) if limit is not None else None
-    records: list[Record] = []
+    records: list[RequestRecord] = []
     sent = 0
 
     async def one(prepared: P, due_s: float) -> None:
@@ -62,16 +62,16 @@ async def open_loop(
 
 async def closed_loop(
     sender: Sender[P],
-    asks: Iterator[Ask],
+    asks: Iterator[LoadRequest],
     concurrency: int,
     count: int | None = None,
     duration_s: float | None = None,
     moved: Moved = ignore,
-) -> list[Record]:
+) -> list[RequestRecord]:
     """Begins no request after `duration_s`, and at most `count`; those that run are waited for."""
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
-    records: list[Record] = []
+    records: list[RequestRecord] = []
     sent = 0
 
     async def worker() -> None:

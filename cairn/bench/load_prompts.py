@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
+from cairn.bench.arrival_traces import BLOCK_TOKENS, TracedRequest
 
 Form = Literal["tokens", "text"]
 
@@ -50,7 +50,7 @@ _WORDS = """
 """.split()  # noqa: SIM905  as a list it would be a page long
 
 
-class Ask(NamedTuple):
+class LoadRequest(NamedTuple):
     """A request: its prompt and its maximum number of output tokens."""
 
     prompt: str | list[int]
@@ -58,28 +58,28 @@ class Ask(NamedTuple):
     fields: Mapping[str, Any] = NO_FIELDS  # more of the body
 
 
-class Shape(NamedTuple):
+class PromptShape(NamedTuple):
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
 
 
-def random_shapes(input_tokens: int, output_tokens: int) -> Iterator[Shape]:
+def random_shapes(input_tokens: int, output_tokens: int) -> Iterator[PromptShape]:
     while True:
-        yield Shape(input_tokens, output_tokens)
+        yield PromptShape(input_tokens, output_tokens)
 
 
 def chat_shapes(
     generator: random.Random, most_in: int = LONGEST, most_out: int = LONGEST
-) -> Iterator[Shape]:
+) -> Iterator[PromptShape]:
     while True:
         read, written = (generator.lognormvariate(*curve) for curve in (_INPUT, _OUTPUT))
-        yield Shape(_within(read, most_in), _within(written, most_out))
+        yield PromptShape(_within(read, most_in), _within(written, most_out))
 
 
 def agent_shapes(
     generator: random.Random, most_in: int | None = None, most_out: int | None = None
-) -> Iterator[Shape]:
+) -> Iterator[PromptShape]:
     """All agents take a turn, then all take the next; after TURNS of them others take their place."""
     head = tuple(range(HEAD_BLOCKS))
     for group in itertools.count():
@@ -87,30 +87,30 @@ def agent_shapes(
             first = HEAD_BLOCKS + (group * AGENTS + agent) * TURNS
             blocks = (*head, *range(first, first + turn))
             written = _within(generator.randint(40, 160), most_out)
-            yield Shape(_within(BLOCK_TOKENS * len(blocks), most_in), written, blocks)
+            yield PromptShape(_within(BLOCK_TOKENS * len(blocks), most_in), written, blocks)
 
 
 def document_shapes(
     generator: random.Random, most_in: int | None = None, most_out: int | None = None
-) -> Iterator[Shape]:
+) -> Iterator[PromptShape]:
     low, high = map(math.log, DOCUMENT)
     while True:
         read = math.exp(generator.uniform(low, high))
-        yield Shape(_within(read, most_in), _within(128, most_out))
+        yield PromptShape(_within(read, most_in), _within(128, most_out))
 
 
 def traced_shapes(
-    trace: list[Traced], most_in: int | None = None, most_out: int | None = None
-) -> Iterator[Shape]:
+    trace: list[TracedRequest], most_in: int | None = None, most_out: int | None = None
+) -> Iterator[PromptShape]:
     for request in trace:
-        yield Shape(
+        yield PromptShape(
             _within(request.input_tokens, most_in),
             _within(request.output_tokens, most_out),
             request.blocks,
         )
 
 
-def asks(shapes: Iterator[Shape], form: Form, vocab: int, seed: str) -> Iterator[Ask]:
+def asks(shapes: Iterator[PromptShape], form: Form, vocab: int, seed: str) -> Iterator[LoadRequest]:
     """A prompt for each shape; no two are alike but for the blocks that a trace shares."""
     generator = random.Random(f"prompts {seed}")
     make = _tokens(vocab) if form == "tokens" else _text
@@ -122,7 +122,7 @@ def asks(shapes: Iterator[Shape], form: Form, vocab: int, seed: str) -> Iterator
         else:
             pieces = [make(generator, shape.input_tokens)]
         kept = list(itertools.chain.from_iterable(pieces))[: shape.input_tokens]
-        yield Ask(" ".join(kept) if form == "text" else kept, shape.output_tokens)
+        yield LoadRequest(" ".join(kept) if form == "text" else kept, shape.output_tokens)
 
 
 def _within(length: float, most: int | None) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cairn.bench.load_answer import Record
-from cairn.bench.load_row import Row, ServeReport
+from cairn.bench.load_answer import RequestRecord
+from cairn.bench.load_row import LoadRow, ServeReport
 from cairn.bench.load_stats import Spread, in_flight, steady_window
 from cairn.report import plot
 from cairn.report.page import (
@@ -61,7 +61,7 @@ HEADINGS = (
 RATES = {"requests_per_s": "served", "goodput_per_s": "good", "output_tokens_per_s": "tokens"}
 
 
-def render(report: ServeReport, records: Mapping[int, Sequence[Record]]) -> str:
+def render(report: ServeReport, records: Mapping[int, Sequence[RequestRecord]]) -> str:
     """`records` are those of the rows of this run, by their place among the rows."""
     rows = report.rows
     body = [
@@ -102,7 +102,7 @@ def _head(report: ServeReport) -> Markup:
     return facts(known)
 
 
-def _notices(rows: Sequence[Row]) -> list[Markup]:
+def _notices(rows: Sequence[LoadRow]) -> list[Markup]:
     found = []
     for row in rows:
         found += [
@@ -113,7 +113,7 @@ def _notices(rows: Sequence[Row]) -> list[Markup]:
     return found
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: LoadRow) -> list[str]:
     def triple(spread: Spread | None) -> list[str]:
         if spread is None:
             return ["–"] * 3
@@ -142,11 +142,11 @@ class _Curves:
     Where that is no number (a trace, all at once), over what was served.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[LoadRow]) -> None:
         self.several = len({(row.label, row.workload) for row in rows}) > len(
             {row.label for row in rows}
         )
-        self.rows: dict[str, list[Row]] = {}
+        self.rows: dict[str, list[LoadRow]] = {}
         for row in rows:
             self.rows.setdefault(self._name(row), []).append(row)
         self.offered = all(row.rate is not None for row in rows)
@@ -194,20 +194,20 @@ class _Curves:
             for label, own in self.rows.items()
         ]
 
-    def _name(self, row: Row) -> str:
+    def _name(self, row: LoadRow) -> str:
         return f"{row.label} {row.workload}" if self.several else row.label
 
     def _called(self, label: str, what: str) -> str:
         return f"{label} {what}" if len(self.rows) > 1 else what
 
-    def _at(self, row: Row) -> float:
+    def _at(self, row: LoadRow) -> float:
         value = row.requests_per_s
         if self.offered or self.closed:
             value = row.rate if self.offered else row.concurrency
         return float(value or 0.0)
 
 
-def _sweep(rows: Sequence[Row]) -> list[Markup]:
+def _sweep(rows: Sequence[LoadRow]) -> list[Markup]:
     curves, slo = _Curves(rows), rows[0].slo
     x, ttft, tpot = curves.x(), curves.quantiles("ttft_ms"), curves.quantiles("tpot_ms")
     served = [*curves.rates("requests_per_s"), *curves.rates("goodput_per_s")]
@@ -221,7 +221,7 @@ def _sweep(rows: Sequence[Row]) -> list[Markup]:
     ]
 
 
-def _point(row: Row, records: Sequence[Record]) -> list[Markup]:
+def _point(row: LoadRow, records: Sequence[RequestRecord]) -> list[Markup]:
     ordered = sorted(records, key=lambda record: record.due_s)
     good = [record for record in ordered if record.error is None]
     begin_s = ordered[0].due_s

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from cairn.bench import load_stats, record
-from cairn.bench.load_answer import Record
-from cairn.bench.load_setup import Load, Setup, describe, workload
-from cairn.bench.load_stats import Interval, Slo, Spread
-from cairn.bench.record import Origin, all_commands, not_again
+from cairn.bench.load_answer import RequestRecord
+from cairn.bench.load_setup import LoadLevel, LoadSetup, describe, workload
+from cairn.bench.load_stats import Interval, LatencySlo, Spread
+from cairn.bench.record import RecordOrigin, all_commands, not_again
 
 RANDOM = "random:"
 BUSY_CLIENT = 0.7  # of a core; above it the client may be what is measured
@@ -37,7 +37,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Spread | None
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one load: latencies in milliseconds, of the successful requests."""
 
     label: str
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Spread | None
     itl_ms: Spread | None
     e2e_ms: Spread | None
-    slo: Slo
+    slo: LatencySlo
     good: int
     goodput_per_s: float
     holds_slo: bool | None  # p99 of each within its limit and no errors; None without limits
@@ -78,13 +78,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     date: str = ""
 
 
-class ServeReport(Origin, frozen=True, kw_only=True):
+class ServeReport(RecordOrigin, frozen=True, kw_only=True):
     """benchmarks/h200/serve.json"""
 
-    rows: list[Row]
+    rows: list[LoadRow]
 
 
-def summarize(setup: Setup, load: Load, records: list[Record], cpu: float) -> Row:
+def summarize(
+    setup: LoadSetup, load: LoadLevel, records: list[RequestRecord], cpu: float
+) -> LoadRow:
     """Pure: from records to figures."""
     ordered = sorted(records, key=lambda record: record.due_s)
     good = [record for record in ordered if record.error is None]
@@ -97,7 +99,7 @@ def summarize(setup: Setup, load: Load, records: list[Record], cpu: float) -> Ro
         int(0.99 * (len(ordered) - 1))
     ]
     seconds = max(window.seconds, 1e-9)
-    return Row(
+    return LoadRow(
         label=setup.label,
         model=setup.target.model,
         shape=_shape(setup.target.model),
@@ -133,7 +135,9 @@ def summarize(setup: Setup, load: Load, records: list[Record], cpu: float) -> Ro
     )
 
 
-def report(origin: Origin, rows: list[Row], old: ServeReport | None = None) -> ServeReport:
+def report(
+    origin: RecordOrigin, rows: list[LoadRow], old: ServeReport | None = None
+) -> ServeReport:
     """The new rows, and of an old report those that were not measured again."""
     kept = not_again(old.rows, rows, _key) if old is not None else []
     dated = [msgspec.structs.replace(row, commit=origin.commit, date=origin.date) for row in rows]
@@ -151,7 +155,7 @@ def read(path: Path) -> ServeReport:
     return record.read(path, ServeReport, "serve")
 
 
-def _key(row: Row) -> tuple[str, ...]:
+def _key(row: LoadRow) -> tuple[str, ...]:
     return row.label, row.model, row.workload or row.dataset, row.load
 
 
@@ -160,11 +164,11 @@ def _shape(model: str) -> str:
     return model.removeprefix(RANDOM) if model.startswith(RANDOM) else ""
 
 
-def _ttft(good: list[Record]) -> Spread | None:
+def _ttft(good: list[RequestRecord]) -> Spread | None:
     return _spread_ms(record.ttft_s for record in good)
 
 
-def _tpot(good: list[Record]) -> Spread | None:
+def _tpot(good: list[RequestRecord]) -> Spread | None:
     return _spread_ms(record.tpot_s for record in good)
 
 
@@ -172,7 +176,7 @@ def _spread_ms(seconds: Iterable[float | None]) -> Spread | None:
     return load_stats.spread([value * 1e3 for value in seconds if value is not None])
 
 
-def _steady(ordered: list[Record], good: list[Record]) -> Steady:
+def _steady(ordered: list[RequestRecord], good: list[RequestRecord]) -> Steady:
     window = load_stats.steady_window(ordered)
     inside = [record for record in good if window.begin_s <= record.due_s <= window.end_s]
     ends = np.array([record.end_s for record in good])
@@ -190,7 +194,7 @@ def _steady(ordered: list[Record], good: list[Record]) -> Steady:
     )
 
 
-def _holds(slo: Slo, ordered: list[Record], good: list[Record]) -> bool | None:
+def _holds(slo: LatencySlo, ordered: list[RequestRecord], good: list[RequestRecord]) -> bool | None:
     """The promise as it is mostly made: 99 of 100 requests within each limit, and none lost."""
     limits = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}
     if all(limit is None for limit in limits.values()):
@@ -204,7 +208,7 @@ def _holds(slo: Slo, ordered: list[Record], good: list[Record]) -> bool | None:
     return True
 
 
-def _notes(setup: Setup, good: list[Record], late_s: float, cpu: float) -> list[str]:
+def _notes(setup: LoadSetup, good: list[RequestRecord], late_s: float, cpu: float) -> list[str]:
     notes = []
     if cpu > BUSY_CLIENT:
         notes.append(f"the client used {cpu:.0%} of a core: it may be what was measured")

@@ -13,24 +13,24 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from cairn.bench import arrivals, load_prompts
-from cairn.bench.arrival_traces import Traced
+from cairn.bench.arrival_traces import TracedRequest
 from cairn.bench.arrivals import Kind
 from cairn.bench.load_client import Target
 from cairn.bench.load_mix import Mix, fields
-from cairn.bench.load_prompts import Ask
-from cairn.bench.load_stats import Slo
+from cairn.bench.load_prompts import LoadRequest
+from cairn.bench.load_stats import LatencySlo
 
 Dataset = Literal["random", "sharegpt-like", "agents", "long", "trace"]
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class LoadSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Workload of a load test without its rate."""
 
     target: Target
     label: str = "server"
     dataset: Dataset = "random"
     mix: Mix = "none"
-    trace: list[Traced] = []
+    trace: list[TracedRequest] = []
     trace_name: str = ""
     input_tokens: int | None = None  # of random; the most of the others
     output_tokens: int | None = None
@@ -43,18 +43,18 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None  # requests in flight, with a rate
     warmup: int = 4  # requests
     warmup_s: float = 0.0  # after them: the first load for so long, which does not count
-    slo: Slo = Slo()
+    slo: LatencySlo = LatencySlo()
     seed: int = 0
 
 
-class Load(NamedTuple):
+class LoadLevel(NamedTuple):
     """A rate, or so many at a time; neither: a trace at its own speed."""
 
     rate: float | None = None
     concurrency: int | None = None
 
 
-def describe(load: Load, setup: Setup) -> str:
+def describe(load: LoadLevel, setup: LoadSetup) -> str:
     if load.concurrency is not None:
         return f"{load.concurrency} at a time"
     most = f", {setup.limit} at most" if setup.limit is not None else ""
@@ -66,7 +66,7 @@ def describe(load: Load, setup: Setup) -> str:
     return f"{load.rate:g}/s {setup.arrivals}{shape}{most}"
 
 
-def workload(setup: Setup) -> str:
+def workload(setup: LoadSetup) -> str:
     """Description of the workload. Rows with equal description, load and label belong to the same test."""
     limits = {"in": setup.input_tokens, "out": setup.output_tokens}
     if setup.dataset == "random":
@@ -82,7 +82,7 @@ def workload(setup: Setup) -> str:
     return ", ".join([name, *sizes, *chat, *mix])
 
 
-def due_times(setup: Setup, load: Load) -> list[float] | None:
+def due_times(setup: LoadSetup, load: LoadLevel) -> list[float] | None:
     """When each request comes; None in a closed loop."""
     if load.concurrency is not None:
         return None
@@ -102,14 +102,14 @@ def due_times(setup: Setup, load: Load) -> list[float] | None:
     )
 
 
-def prompts(setup: Setup, place: int) -> Iterator[Ask]:
+def prompts(setup: LoadSetup, place: int) -> Iterator[LoadRequest]:
     """The requests of a point of a sweep; each point has different prompts."""
     asked = load_prompts.asks(_shapes(setup), setup.form, setup.vocab, f"{setup.seed} {place}")
     more = fields(setup.mix, setup.target.endpoint)
     return (ask._replace(fields=own) for ask, own in zip(asked, more, strict=False))
 
 
-def _shapes(setup: Setup) -> Iterator[load_prompts.Shape]:
+def _shapes(setup: LoadSetup) -> Iterator[load_prompts.PromptShape]:
     most_in, most_out = setup.input_tokens, setup.output_tokens
     generator = random.Random(f"lengths {setup.seed}")
     match setup.dataset:

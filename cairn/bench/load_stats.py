@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from cairn.bench.load_answer import Record
+from cairn.bench.load_answer import RequestRecord
 
 Values = Sequence[float] | np.ndarray
 Interval = tuple[float, float]
@@ -75,7 +75,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     largest: float
 
 
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
+class LatencySlo(msgspec.Struct, frozen=True, kw_only=True):
     """Latency limits that a request must meet to count for goodput; None is no limit."""
 
     ttft_s: float | None = None
@@ -83,7 +83,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     begin_s: float
     end_s: float
 
@@ -172,12 +172,16 @@ def warmup_length(values: Values, batch: int = MSER_BATCH) -> int:
     return int(np.argmin(scores)) * batch
 
 
-def whole_window(records: Sequence[Record]) -> Window:
+def whole_window(records: Sequence[RequestRecord]) -> TimeWindow:
     """The time from the first due request to the last response."""
-    return Window(min(record.due_s for record in records), max(record.end_s for record in records))
+    return TimeWindow(
+        min(record.due_s for record in records), max(record.end_s for record in records)
+    )
 
 
-def steady_window(records: Sequence[Record], last_start_s: float | None = None) -> Window:
+def steady_window(
+    records: Sequence[RequestRecord], last_start_s: float | None = None
+) -> TimeWindow:
     """The time without the warm-up and without the decreasing load after the last arrival."""
     ordered = sorted(records, key=lambda record: record.due_s)
     good = [record for record in ordered if record.error is None]
@@ -187,10 +191,10 @@ def steady_window(records: Sequence[Record], last_start_s: float | None = None) 
         begin_s = good[warmup_length([record.e2e_s for record in good])].due_s
     if end_s <= begin_s:  # all at once
         return whole_window(records)
-    return Window(begin_s, end_s)
+    return TimeWindow(begin_s, end_s)
 
 
-def token_times(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+def token_times(records: Sequence[RequestRecord]) -> tuple[np.ndarray, np.ndarray]:
     """When tokens came, and how many: an event with several of them counts for all of its share."""
     moments: list[float] = []
     weights: list[float] = []
@@ -202,7 +206,7 @@ def token_times(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rate_within(
-    moments: np.ndarray, weights: np.ndarray, window: Window
+    moments: np.ndarray, weights: np.ndarray, window: TimeWindow
 ) -> tuple[float, Interval | None]:
     """Per second within a window, with an interval from ten stretches of it."""
     if window.seconds <= 0:
@@ -213,7 +217,7 @@ def rate_within(
     return float(rates.mean()), t_interval(rates)
 
 
-def is_good(record: Record, slo: Slo) -> bool:
+def is_good(record: RequestRecord, slo: LatencySlo) -> bool:
     """No error, and within every promise. An answer of one token has no TPOT to break."""
     if record.error is not None:
         return False
@@ -225,12 +229,12 @@ def is_good(record: Record, slo: Slo) -> bool:
     return all(limit is None or value is None or value <= limit for value, limit in limits)
 
 
-def errors(records: Sequence[Record]) -> dict[str, int]:
+def errors(records: Sequence[RequestRecord]) -> dict[str, int]:
     """Count the errors by message, most frequent first."""
     return dict(Counter(r.error for r in records if r.error is not None).most_common())
 
 
-def in_flight(records: Sequence[Record]) -> list[tuple[float, int]]:
+def in_flight(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
     """Number of requests in flight after each change; a request counts from its due time."""
     changes = Counter[float]()
     for record in records:

@@ -30,7 +30,7 @@ LAST_LINES = 12
 OURS = ("--host", "--port")  # flags that this file sets
 
 
-class Served(NamedTuple):
+class StartedServer(NamedTuple):
     url: str
     ready_s: float
     pid: int
@@ -65,7 +65,7 @@ class _Output:
 @contextmanager
 def started(
     args: Sequence[str], log_line: Callable[[str], None] = lambda line: None
-) -> Generator[Served]:
+) -> Generator[StartedServer]:
     """`args` are those of `cairn serve`; the port is chosen here."""
     for argument in args:
         if argument.partition("=")[0] in OURS:
@@ -86,7 +86,7 @@ def started(
     output = _Output(process, log_line)
     try:
         url = _wait(process, output, began)
-        yield Served(url, time.perf_counter() - began, process.pid)
+        yield StartedServer(url, time.perf_counter() - began, process.pid)
     finally:
         _stop(process)
         output.close()

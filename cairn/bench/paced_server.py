@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from cairn.bench.paced_engine import StepSeconds, paced_serving
-from cairn.bench.paced_worker import Pace, paced_spawn
+from cairn.bench.paced_worker import StepPace, paced_spawn
 from cairn.models.runnable import OpenModel
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
@@ -83,7 +83,7 @@ class PacedServer(ServerThread):
         super().__init__(serving, **settings)
 
 
-def paced_apart(opened: OpenModel, pace: Pace, **settings: Any) -> ServerThread:
+def paced_apart(opened: OpenModel, pace: StepPace, **settings: Any) -> ServerThread:
     """Its engine runs elsewhere, so there is no `engine` to look into."""
     config = EngineConfig(model=pace.model, device="cpu")
     processes = EngineProcesses(config, paced_spawn(pace))

@@ -23,14 +23,14 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.start import Started
 
 
-class Pace(msgspec.Struct, frozen=True):
+class StepPace(msgspec.Struct, frozen=True):
     model: str  # whose tokenizer there is
     limits: Limits
     step_s: float
     together: int = 0  # requests that have to be there before the first step; 0: any
 
 
-def paced_spawn(pace: Pace) -> Spawn:
+def paced_spawn(pace: StepPace) -> Spawn:
     command = (
         sys.executable,
         "-P",
@@ -65,7 +65,7 @@ def held_until(engine: Engine, requests: int) -> Engine:
 
 
 def main() -> int:
-    pace = msgspec.json.decode(sys.argv[1], type=Pace)
+    pace = msgspec.json.decode(sys.argv[1], type=StepPace)
 
     def start(
         config: EngineConfig, shards: Shards = ALONE, opened: OpenModel | None = None

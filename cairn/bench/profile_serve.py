@@ -20,11 +20,11 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.bench.engine_run import serve, submit
-from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled
-from cairn.bench.throughput import WARM_TOKENS, Bench, captures_more, choose_requests
-from cairn.bench.workload import Prompted
+from cairn.bench.profiled_kernels import KernelLine, ProfileWindow, device_spans, profiled
+from cairn.bench.throughput import WARM_TOKENS, ThroughputBench, captures_more, choose_requests
+from cairn.bench.workload import WorkloadRequest
 from cairn.core import events
-from cairn.core.trace import Summary, write_trace
+from cairn.core.trace import TraceSummary, write_trace
 from cairn.models.step_cost import SequenceWork, step_cost
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.scheduler import Scheduler
@@ -35,7 +35,7 @@ HOST_PARTS = ("schedule", "launch", "wait", "update")
 Ran = Callable[[str], None]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ServeStepPart(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one part of the steps of a type, in milliseconds."""
 
     part: str
@@ -45,12 +45,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     floor_ms: float
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # "decode" or "prefill"
     steps: int
     sequences: float  # of the median step
     tokens: float
-    parts: list[Part]
+    parts: list[ServeStepPart]
     window: int = 0  # steps that the kernels were counted in
     kernels: list[KernelLine] = []
 
@@ -63,12 +63,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     steps: int
     overlapped: bool
-    ledgers: list[Ledger]
+    ledgers: list[StepProfile]
     notes: list[str]
-    trace: Summary | None = None
+    trace: TraceSummary | None = None
 
 
-class Watched(Scheduler):
+class WatchedStep(Scheduler):
     """A scheduler that remembers what it decided; what that costs is worked out when the run is over."""
 
     def __init__(self, of: Scheduler) -> None:
@@ -81,7 +81,7 @@ class Watched(Scheduler):
         return step
 
 
-class Seen(NamedTuple):
+class ProfiledStep(NamedTuple):
     """A measured step: its chunks and its times."""
 
     chunks: list[Chunk]
@@ -93,10 +93,10 @@ class Seen(NamedTuple):
         return "decode" if all(chunk.count == 1 for chunk in self.chunks) else "prefill"
 
 
-def profile(bench: Bench, name: str, window: int, out: Path | None, ran: Ran) -> Profile:
+def profile(bench: ThroughputBench, name: str, window: int, out: Path | None, ran: Ran) -> Profile:
     """Both runs; with `out`, also the timeline."""
     chosen, notes = choose_requests(name, bench.scale, bench.spec, bench.context)
-    scheduler = Watched(bench.engine.scheduler)
+    scheduler = WatchedStep(bench.engine.scheduler)
     engine = Engine(scheduler, bench.engine.runner, overlap=bench.engine.overlap)
     short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
     serve(engine, short)
@@ -129,22 +129,25 @@ def profile(bench: Bench, name: str, window: int, out: Path | None, ran: Ran) ->
     )
 
 
-def _seen(decided: Sequence[Step], times: Sequence[StepTimes]) -> list[Seen]:
+def _seen(decided: Sequence[Step], times: Sequence[StepTimes]) -> list[ProfiledStep]:
     """Steps with chunks. The first has nothing before it to be measured from: its parts are all it took."""
     chunks = {step.number: step.chunks for step in decided}
     first = times[0]
     began = first.ended - sum(getattr(first, part) for part in HOST_PARTS)
     ends = [began, *(step.ended for step in times)]
     return [
-        Seen(chunks[step.number], step, step.ended - before)
+        ProfiledStep(chunks[step.number], step, step.ended - before)
         for before, step in zip(ends, times, strict=False)
         if chunks[step.number]
     ]
 
 
 def _ledger(
-    bench: Bench, kind: str, seen: Sequence[Seen], windows: dict[str, Window]
-) -> Ledger | None:
+    bench: ThroughputBench,
+    kind: str,
+    seen: Sequence[ProfiledStep],
+    windows: dict[str, ProfileWindow],
+) -> StepProfile | None:
     mine = [step for step in seen if step.kind == kind]
     if not mine:
         return None
@@ -159,7 +162,7 @@ def _ledger(
     # On a CPU the device is the host, and computes while it launches.
     floored = ("step", "device") if on_gpu else ("step", "launch")
     floor_ms = 1e3 * statistics.median(floors)
-    return Ledger(
+    return StepProfile(
         kind=kind,
         steps=len(mine),
         sequences=statistics.median(len(step.chunks) for step in mine),
@@ -173,10 +176,10 @@ def _ledger(
     )
 
 
-def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) -> Part:
+def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) -> ServeStepPart:
     ordered = sorted(samples)
     median = statistics.median(ordered)
-    return Part(
+    return ServeStepPart(
         part=name,
         median_ms=1e3 * median,
         p90_ms=1e3 * ordered[math.ceil(0.9 * (len(ordered) - 1))],
@@ -185,17 +188,19 @@ def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) ->
     )
 
 
-def floor_s(bench: Bench, chunks: Sequence[Chunk]) -> float:
+def floor_s(bench: ThroughputBench, chunks: Sequence[Chunk]) -> float:
     """Minimum time of a step with these chunks at the ceilings of this machine."""
     work = [SequenceWork(chunk.count, chunk.start, chunk.samples) for chunk in chunks]
     return bench.ceiling.floor_s(step_cost(bench.spec, work, *reversed(bench.each)), bench.rate)
 
 
-def _kernel_windows(engine: Engine, chosen: Sequence[Prompted], window: int) -> dict[str, Window]:
+def _kernel_windows(
+    engine: Engine, chosen: Sequence[WorkloadRequest], window: int
+) -> dict[str, ProfileWindow]:
     """The first steps, which prefill, and some later ones in which all requests decode."""
     engine.scheduler.blocks.reset()
     added = submit(engine, chosen)
-    windows: dict[str, Window] = {}
+    windows: dict[str, ProfileWindow] = {}
     device = engine.runner.device
 
     def prefilling() -> bool:
@@ -211,7 +216,7 @@ def _kernel_windows(engine: Engine, chosen: Sequence[Prompted], window: int) -> 
     return windows
 
 
-Finish = Callable[[dict[str, Window]], Summary | None]
+Finish = Callable[[dict[str, ProfileWindow]], TraceSummary | None]
 
 
 @contextmanager
@@ -224,7 +229,7 @@ def _recorded(out: Path | None) -> Iterator[Finish]:
         host, device = Path(folder) / "host.jsonl", Path(folder) / "device.jsonl"
         events.listen(host, name="cairn profile serve")
 
-        def finish(windows: dict[str, Window]) -> Summary:
+        def finish(windows: dict[str, ProfileWindow]) -> TraceSummary:
             device_spans(host, device, list(windows.values()))
             return write_trace([host, device], out)
 

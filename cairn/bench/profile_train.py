@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from cairn.bench.limit import measure_ceiling
-from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled_calls
-from cairn.bench.train import Bench, frozen_values
+from cairn.bench.profiled_kernels import KernelLine, ProfileWindow, device_spans, profiled_calls
+from cairn.bench.train import TrainBench, frozen_values
 from cairn.core import events
-from cairn.core.trace import Summary, write_trace
+from cairn.core.trace import TraceSummary, write_trace
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.linear.maps import Vocabulary
 from cairn.train.data.batch import Batch
@@ -38,14 +38,14 @@ Ran = Callable[[str], None]
 PARTS = ("forward", "backward", "norm", "update")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class TrainStepPart(msgspec.Struct, frozen=True, kw_only=True):
     part: str
     median_ms: float
     share: float  # of the sum of the parts
     floor_ms: float
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one kind of tensor."""
 
     what: str
@@ -61,15 +61,15 @@ class TrainProfile(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # of a step
     step_ms: float  # median, nothing between the parts
     floor_ms: float
-    parts: list[Part]
+    parts: list[TrainStepPart]
     window: int  # steps that the kernels were counted in
     kernels: list[KernelLine]
-    memory: list[Held]
-    trace: Summary | None = None
+    memory: list[HeldMemory]
+    trace: TraceSummary | None = None
 
 
 def profile(
-    bench: Bench, steps: int, out: Path | None, ran: Ran = lambda what: None
+    bench: TrainBench, steps: int, out: Path | None, ran: Ran = lambda what: None
 ) -> TrainProfile:
     device = torch.device(bench.device)
     for _ in range(2):
@@ -104,7 +104,7 @@ def profile(
         step_ms=1e3 * statistics.median(whole),
         floor_ms=1e3 * sum(floors.values()),
         parts=[
-            Part(part=n, median_ms=1e3 * s, share=s / total, floor_ms=1e3 * floors[n])
+            TrainStepPart(part=n, median_ms=1e3 * s, share=s / total, floor_ms=1e3 * floors[n])
             for n, s in medians.items()
         ],
         window=window.steps,
@@ -114,7 +114,7 @@ def profile(
     )
 
 
-def _parts(bench: Bench, device: torch.device) -> dict[str, float]:
+def _parts(bench: TrainBench, device: torch.device) -> dict[str, float]:
     """Time the parts of a training step in one process; it trains as `train_step` does."""
     state = bench.state
     parallel, took = state.parallel, dict.fromkeys(PARTS, 0.0)
@@ -165,7 +165,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _floors(bench: Bench, ceiling: Ceiling, unit: str) -> dict[str, float]:
+def _floors(bench: TrainBench, ceiling: Ceiling, unit: str) -> dict[str, float]:
     lengths = [n for batch in bench.batches for n in batch.lengths]
     forward = step_flops(bench.state.spec, lengths) / 3
     both = step_flops(bench.state.spec, lengths, frozen=bench.setup.lora > 0)
@@ -183,11 +183,11 @@ def _floors(bench: Bench, ceiling: Ceiling, unit: str) -> dict[str, float]:
     }
 
 
-def _trained_bytes(bench: Bench) -> int:
+def _trained_bytes(bench: TrainBench) -> int:
     return sum(p.nbytes for p in bench.state.parallel.parameters().values())
 
 
-def _memory(bench: Bench) -> list[Held]:
+def _memory(bench: TrainBench) -> list[HeldMemory]:
     state = bench.state
     predicted = predict(state.spec, state.config, not bench.setup.plain, frozen_values(state))
     roles = state.optimizer.tensors()
@@ -200,14 +200,15 @@ def _memory(bench: Bench) -> list[Held]:
         "masters": masters,
     }
     rows = [
-        Held(what=n, measured=measured.get(n), predicted=b) for n, b in predicted.table().items()
+        HeldMemory(what=n, measured=measured.get(n), predicted=b)
+        for n, b in predicted.table().items()
     ]
     peak = torch.cuda.max_memory_allocated() if bench.device != "cpu" else None
-    return [*rows, Held(what="peak", measured=peak, predicted=predicted.total())]
+    return [*rows, HeldMemory(what="peak", measured=peak, predicted=predicted.total())]
 
 
 @contextmanager
-def _recorded(out: Path | None) -> Iterator[Callable[[Window], Summary | None]]:
+def _recorded(out: Path | None) -> Iterator[Callable[[ProfileWindow], TraceSummary | None]]:
     """Spans of the host go to a file until the caller is done; then they and the kernels become one timeline."""
     if out is None or events.listening():  # then CAIRN_EVENTS is set, and `cairn trace` draws them
         yield lambda window: None
@@ -216,7 +217,7 @@ def _recorded(out: Path | None) -> Iterator[Callable[[Window], Summary | None]]:
         host, device = Path(folder) / "host.jsonl", Path(folder) / "device.jsonl"
         events.listen(host, name="cairn profile train")
 
-        def finish(window: Window) -> Summary:
+        def finish(window: ProfileWindow) -> TraceSummary:
             device_spans(host, device, [window])
             return write_trace([host, device], out)
 

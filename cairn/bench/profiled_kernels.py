@@ -25,7 +25,7 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
     share: float  # of all kernels of the window
 
 
-class Window(NamedTuple):
+class ProfileWindow(NamedTuple):
     steps: int
     kernels: list[KernelLine]  # the most expensive first
     ran: list[tuple[str, int, int, int]]  # name, start and duration in ns of the wall clock, stream
@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
 def profiled(
     engine: "Engine", device: "torch.device", most: int, go_on: Callable[[], bool]
-) -> Window:
+) -> ProfileWindow:
     """Up to `most` steps, as long as there is work and `go_on` says so."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -55,10 +55,10 @@ def profiled(
             import torch
 
             torch.cuda.synchronize(device)
-    return Window(steps, _lines(watch, on_gpu), _ran(watch, on_gpu))
+    return ProfileWindow(steps, _lines(watch, on_gpu), _ran(watch, on_gpu))
 
 
-def profiled_calls(call: Callable[[], object], device: "torch.device", times: int) -> Window:
+def profiled_calls(call: Callable[[], object], device: "torch.device", times: int) -> ProfileWindow:
     """The same for something that is called: a training step."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -69,7 +69,7 @@ def profiled_calls(call: Callable[[], object], device: "torch.device", times: in
             call()
         if on_gpu:
             torch.cuda.synchronize(device)
-    return Window(times, _lines(watch, on_gpu), _ran(watch, on_gpu))
+    return ProfileWindow(times, _lines(watch, on_gpu), _ran(watch, on_gpu))
 
 
 def _lines(watch: Any, on_gpu: bool) -> list[KernelLine]:
@@ -96,7 +96,7 @@ def _ran(watch: Any, on_gpu: bool) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def device_spans(host: Path, out: Path, windows: list[Window]) -> None:
+def device_spans(host: Path, out: Path, windows: list[ProfileWindow]) -> None:
     """The kernels as an event file beside that of the host, on the same clock."""
     process = next(read(host))
     assert isinstance(process, Process)  # read has checked it

@@ -26,7 +26,7 @@ Kept = TypeVar("Kept")  # a row of a record
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class RecordOrigin(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     commit: str
     date: str  # UTC, ISO 8601
@@ -34,9 +34,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-def origin(command: str, device: str, commit: str | None = None) -> Origin:
+def origin(command: str, device: str, commit: str | None = None) -> RecordOrigin:
     versions = msgspec.to_builtins(read_versions(Path("/")))
-    return Origin(
+    return RecordOrigin(
         command=command,
         commit=commit or current_commit() or "unknown",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -146,7 +146,7 @@ def not_again(
 
 
 def merged(
-    origin: Origin,
+    origin: RecordOrigin,
     rows: Sequence[Kept],
     old: Any,
     key: Callable[[Kept], object],

@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.bench.load_answer import Record
+from cairn.bench.load_answer import RequestRecord
 from cairn.bench.load_client import LoadClient
 from cairn.bench.load_drive import closed_loop, open_loop
-from cairn.bench.load_row import Row, summarize
-from cairn.bench.load_setup import Load, Setup, describe, due_times, prompts
+from cairn.bench.load_row import LoadRow, summarize
+from cairn.bench.load_setup import LoadLevel, LoadSetup, describe, due_times, prompts
 from cairn.core.errors import CairnError, system_words
 
 TICK_S = 0.25
 WARM_PLACE = -2  # the number of the warm-up among the points, so that its prompts are its own
 
 
-class Progress(NamedTuple):
+class LoadProgress(NamedTuple):
     load: str
     ended: int
     in_flight: int
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
         return self.elapsed_s * (1 / self.share - 1) if self.share > 0 else None
 
 
-Watch = Callable[[Progress], None]
+Watch = Callable[[LoadProgress], None]
 
 
 async def find_model(client: LoadClient) -> str:
@@ -82,7 +82,7 @@ async def find_vocabulary(client: LoadClient) -> int | None:
         return None
 
 
-async def warm_up(client: LoadClient, setup: Setup) -> None:
+async def warm_up(client: LoadClient, setup: LoadSetup) -> None:
     """Send one request, which must succeed, then the others concurrently."""
     asks = prompts(setup, -1)
     clock = asyncio.get_running_loop().time
@@ -101,7 +101,7 @@ async def warm_up(client: LoadClient, setup: Setup) -> None:
 
 
 async def warm_up_under(
-    client: LoadClient, setup: Setup, load: Load, watch: Watch | None = None
+    client: LoadClient, setup: LoadSetup, load: LoadLevel, watch: Watch | None = None
 ) -> None:
     """Apply the first point's load for `warmup_s` without recording it, so that caches, graphs and clocks settle."""
     if setup.warmup_s <= 0:
@@ -112,8 +112,12 @@ async def warm_up_under(
 
 
 async def measure(
-    client: LoadClient, setup: Setup, load: Load, place: int = 0, watch: Watch | None = None
-) -> tuple[Row, list[Record]]:
+    client: LoadClient,
+    setup: LoadSetup,
+    load: LoadLevel,
+    place: int = 0,
+    watch: Watch | None = None,
+) -> tuple[LoadRow, list[RequestRecord]]:
     """Measure one point. `place` is its index in the sweep, which selects its prompts."""
     due = due_times(setup, load)
     total = len(due) if due is not None else setup.count
@@ -128,7 +132,7 @@ async def measure(
     async def tick() -> None:
         while watch is not None:
             elapsed_s = loop.time() - began_s
-            watch(Progress(words, state[0], state[1], total, elapsed_s, ends_s))
+            watch(LoadProgress(words, state[0], state[1], total, elapsed_s, ends_s))
             await asyncio.sleep(TICK_S)
 
     words = describe(load, setup)

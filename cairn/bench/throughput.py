@@ -19,10 +19,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from cairn.bench import record
-from cairn.bench.engine_run import Run, serve
+from cairn.bench.engine_run import EngineRun, serve
 from cairn.bench.limit import Bytes, Limit, device_name, limit, measure_ceiling
-from cairn.bench.record import Origin, merged
-from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
+from cairn.bench.record import RecordOrigin, merged
+from cairn.bench.workload import (
+    CPU_SCALE,
+    LARGEST_TOKEN,
+    WorkloadRequest,
+    WorkloadTotals,
+    requests,
+    totals,
+)
 from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
@@ -41,7 +48,7 @@ WARM_RUNS = 2  # the engine captures a prefill shape when it comes up for the se
 Ran = Callable[[str], None]  # a run has ended; what it was
 
 
-class StepLedger(msgspec.Struct, frozen=True, kw_only=True):
+class StepHostTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Host time of the median step of the best run by phase, in milliseconds."""
 
     schedule_ms: float
@@ -50,7 +57,7 @@ class StepLedger(msgspec.Struct, frozen=True, kw_only=True):
     update_ms: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ThroughputRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line of benchmarks/h200/throughput.json. `failure` says why a row has no time."""
 
     shape: str
@@ -71,7 +78,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     repeats: int = 0
     steps: int = 0
-    ledger: StepLedger | None = None
+    ledger: StepHostTimes | None = None
     scale: float = 1.0  # below 1: fewer and shorter requests than the workload's definition
     plain: bool = False  # no overlap, no graphs, no fused kernels
     threads: int | None = None  # of torch, where the device is the CPU
@@ -88,14 +95,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-class Report(Origin, frozen=True, kw_only=True):
+class ThroughputReport(RecordOrigin, frozen=True, kw_only=True):
     """benchmarks/h200/throughput.json."""
 
     ceilings: dict[str, Ceiling]  # of the last run, by whose matmul rate counts: a dtype, or fp8
-    rows: list[Row]
+    rows: list[ThroughputRow]
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class ThroughputSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Model and options under test."""
 
     shape: str  # a preset, or the name of a model with weights
@@ -118,10 +125,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
 
 
-class Bench(NamedTuple):
+class ThroughputBench(NamedTuple):
     """An engine that is ready, and what its machine can do."""
 
-    setup: Setup
+    setup: ThroughputSetup
     engine: "Engine"
     spec: "ModelSpec"
     ceiling: Ceiling
@@ -142,7 +149,7 @@ def default_shape(device: str) -> str:
     return "tiny" if device == "cpu" else "qwen3-0.6b"
 
 
-def prepare(setup: Setup) -> Bench:
+def prepare(setup: ThroughputSetup) -> ThroughputBench:
     """Load the model, measure the ceilings while there is room, then start the engine with all its graphs."""
     from cairn.models.runnable import open_model
     from cairn.serve.config import EngineConfig
@@ -177,7 +184,7 @@ def prepare(setup: Setup) -> Bench:
     rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     ready = time.perf_counter() - began
     each = _bytes(runnable.model, started.engine)
-    return Bench(
+    return ThroughputBench(
         setup=setup,
         engine=started.engine,
         spec=opened.spec,
@@ -230,7 +237,7 @@ def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
 
 def choose_requests(
     name: str, scale: float, spec: "ModelSpec", context: int = CONTEXT
-) -> tuple[list[Prompted], list[str]]:
+) -> tuple[list[WorkloadRequest], list[str]]:
     """The requests of a workload as this model can take them, and what had to differ."""
     chosen, notes = requests(name, scale), []
     context = min(context, spec.context)
@@ -250,7 +257,7 @@ def choose_requests(
     return chosen, notes
 
 
-def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
+def measure(bench: ThroughputBench, name: str, ran: Ran = lambda what: None) -> ThroughputRow:
     """The first run, if it counts; warm up, run `repeats` times, and hold the best run against the limit."""
     chosen, notes = choose_requests(name, bench.scale, bench.spec, bench.context)
     best_possible = limit(bench.spec, chosen, bench.ceiling, bench.rate, bench.each)
@@ -280,19 +287,22 @@ def captures_more(engine: "Engine") -> bool:
 
 
 def report(
-    origin: Origin, ceilings: dict[str, Ceiling], rows: Sequence[Row], old: Report | None = None
-) -> Report:
-    return Report(
+    origin: RecordOrigin,
+    ceilings: dict[str, Ceiling],
+    rows: Sequence[ThroughputRow],
+    old: ThroughputReport | None = None,
+) -> ThroughputReport:
+    return ThroughputReport(
         ceilings={**(old.ceilings if old else {}), **ceilings},
         **merged(origin, rows, old, _key, lambda row: row.shape),
     )
 
 
-def read(path: Path) -> Report:
-    return record.read(path, Report, "throughput")
+def read(path: Path) -> ThroughputReport:
+    return record.read(path, ThroughputReport, "throughput")
 
 
-def device_of(setup: Setup) -> str:
+def device_of(setup: ThroughputSetup) -> str:
     """The name of the device that will be measured."""
     from cairn.models.checkpoint import check_device, default_device
 
@@ -301,8 +311,10 @@ def device_of(setup: Setup) -> str:
     return device_name(device)
 
 
-def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str]) -> Row:
-    return Row(
+def _blank(
+    bench: ThroughputBench, name: str, all_of: WorkloadTotals, best: Limit, notes: list[str]
+) -> ThroughputRow:
+    return ThroughputRow(
         shape=bench.setup.shape,
         workload=name,
         dtype=bench.dtype,
@@ -327,18 +339,20 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
     )
 
 
-def _rows_note(setup: Setup) -> list[str]:
+def _rows_note(setup: ThroughputSetup) -> list[str]:
     usual = setup.max_num_seqs is None
     return [] if usual else [f"up to {setup.max_num_seqs} sequences at once"]
 
 
-def _threads(bench: Bench) -> int | None:
+def _threads(bench: ThroughputBench) -> int | None:
     import torch
 
     return torch.get_num_threads() if bench.engine.runner.device.type == "cpu" else None
 
 
-def _timed(blank: Row, runs: Sequence[Run], first: Run | None) -> Row:
+def _timed(
+    blank: ThroughputRow, runs: Sequence[EngineRun], first: EngineRun | None
+) -> ThroughputRow:
     best = min(runs, key=lambda run: run.seconds)
     if first is not None:
         share = best.seconds / first.seconds
@@ -356,7 +370,7 @@ def _timed(blank: Row, runs: Sequence[Run], first: Run | None) -> Row:
     )
 
 
-def ledger(times: Sequence["StepTimes"]) -> StepLedger:
+def ledger(times: Sequence["StepTimes"]) -> StepHostTimes:
     # Where drafts are waited for, a turn of the loop launches a step and the next one waits for it.
     turns = len(times) / max(sum(step.sequences > 0 for step in times), 1)
 
@@ -365,10 +379,10 @@ def ledger(times: Sequence["StepTimes"]) -> StepLedger:
         return 1e3 * (statistics.median(spent) if turns < 1.5 else turns * statistics.fmean(spent))
 
     parts = ("schedule", "launch", "wait", "update")
-    return StepLedger(**{f"{part}_ms": median_ms(part) for part in parts})
+    return StepHostTimes(**{f"{part}_ms": median_ms(part) for part in parts})
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def _key(row: ThroughputRow) -> tuple[object, ...]:
     form = (row.dtype, row.quantization, row.kv_cache, row.head)
     drafts = (row.speculate, row.draft_tokens, tuple(row.synthetic_acceptance))
     return row.shape, row.workload, *form, row.scale, row.plain, *drafts

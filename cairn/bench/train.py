@@ -19,7 +19,7 @@ import msgspec
 
 from cairn.bench import record
 from cairn.bench.limit import device_name, measure_ceiling
-from cairn.bench.record import Origin, merged
+from cairn.bench.record import RecordOrigin, merged
 from cairn.core.errors import ConfigError
 from cairn.core.garbage_collection import quiet_collector
 
@@ -32,7 +32,7 @@ Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-row"]
 Ran = Callable[[str], None]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TrainRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line of benchmarks/h200/training.json. `failure` says why a row has no time."""
 
     model: str
@@ -64,7 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
 
 
-class Report(Origin, frozen=True, kw_only=True):
+class TrainReport(RecordOrigin, frozen=True, kw_only=True):
     """benchmarks/h200/training.json."""
 
     formula: str = (
@@ -72,10 +72,10 @@ class Report(Origin, frozen=True, kw_only=True):
         "of frozen matrices twice, "
         "/ seconds / vendor's dense bf16 peak; mfu_titan = (6 (N - embedding) + 12 L H C S) tokens / seconds / peak"
     )
-    rows: list[Row]
+    rows: list[TrainRow]
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class TrainSetup(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     dtype: Dtype = "bf16"
     seq: int = 4096
@@ -96,10 +96,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
 
 
-def recorded_setups(device: str) -> list[Setup]:
+def recorded_setups(device: str) -> list[TrainSetup]:
     """The rows of benchmarks/h200/training.json."""
     rows = [
-        Setup(
+        TrainSetup(
             model=model,
             dtype="fp8" if narrow else "bf16",
             memory_gib=room,
@@ -112,7 +112,7 @@ def recorded_setups(device: str) -> list[Setup]:
         for narrow in (True, False)
     ]
     large = [
-        Setup(
+        TrainSetup(
             model=model,
             layers=layers,
             states="bfloat16",
@@ -127,14 +127,14 @@ def recorded_setups(device: str) -> list[Setup]:
     return [*rows, *large]
 
 
-class Bench(NamedTuple):
-    setup: Setup
+class TrainBench(NamedTuple):
+    setup: TrainSetup
     state: "TrainState"
     batches: "list[Batch]"
     device: str
 
 
-def config_of(setup: Setup) -> "Train":
+def config_of(setup: TrainSetup) -> "Train":
     """The recipe that is timed."""
     from cairn.train.config import Adapter, Data, Model, Optim, Precision, Train
 
@@ -170,7 +170,7 @@ def config_of(setup: Setup) -> "Train":
     )
 
 
-def prepare(setup: Setup) -> Bench:
+def prepare(setup: TrainSetup) -> TrainBench:
     import torch
 
     from cairn.models.checkpoint import check_device, default_device
@@ -187,14 +187,14 @@ def prepare(setup: Setup) -> Bench:
     size = config.data.microbatch
     numbers = [range(first, first + size) for first in range(0, setup.batch, size)]
     batches = [microbatch(corpus.source, part).to(device) for part in numbers]
-    return Bench(setup, state, batches, str(device))
+    return TrainBench(setup, state, batches, str(device))
 
 
-def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
+def measure(setup: TrainSetup, ran: Ran = lambda what: None) -> TrainRow:
     """Measure one row. Running out of memory gives a row with a failure, not an exception."""
     import torch
 
-    blank = Row(
+    blank = TrainRow(
         model=setup.model,
         dtype=setup.dtype,
         seq=setup.seq,
@@ -221,7 +221,7 @@ def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
             torch.cuda.empty_cache()
 
 
-def _timed(blank: Row, bench: Bench, ran: Ran) -> Row:
+def _timed(blank: TrainRow, bench: TrainBench, ran: Ran) -> TrainRow:
     import torch
 
     setup, on_gpu = bench.setup, bench.device != "cpu"
@@ -242,7 +242,7 @@ def _timed(blank: Row, bench: Bench, ran: Ran) -> Row:
     return _filled(blank, bench, seconds)
 
 
-def _steps(bench: Bench, count: int) -> tuple[float, float, float]:
+def _steps(bench: TrainBench, count: int) -> tuple[float, float, float]:
     """Seconds from an idle device to an idle device, until all was launched, and the last loss."""
     from cairn.train.step import train_step
 
@@ -257,14 +257,14 @@ def _steps(bench: Bench, count: int) -> tuple[float, float, float]:
     return took, host, float("nan") if result is None else result.loss.item()
 
 
-def _wait(bench: Bench) -> None:
+def _wait(bench: TrainBench) -> None:
     import torch
 
     if bench.device != "cpu":
         torch.cuda.synchronize()
 
 
-def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
+def _filled(blank: TrainRow, bench: TrainBench, seconds: Sequence[float]) -> TrainRow:
     from cairn.train.flops import peak_flops, step_flops, titan_flops
     from cairn.train.memory import predict
 
@@ -302,7 +302,7 @@ def frozen_values(state: "TrainState") -> int:
     return max(0, state.spec.parameters() - trained)
 
 
-def check(setup: Setup) -> None:
+def check(setup: TrainSetup) -> None:
     """Refuses what cannot work before anything is allocated."""
     if setup.microbatch is not None and setup.batch % setup.microbatch:
         raise ConfigError(
@@ -312,15 +312,17 @@ def check(setup: Setup) -> None:
     config_of(setup)
 
 
-def report(origin: Origin, rows: Sequence[Row], old: Report | None = None) -> Report:
-    return Report(**merged(origin, rows, old, _key, lambda row: row.model))
+def report(
+    origin: RecordOrigin, rows: Sequence[TrainRow], old: TrainReport | None = None
+) -> TrainReport:
+    return TrainReport(**merged(origin, rows, old, _key, lambda row: row.model))
 
 
-def read(path: Path) -> Report:
-    return record.read(path, Report, "train")
+def read(path: Path) -> TrainReport:
+    return record.read(path, TrainReport, "train")
 
 
-def _key(row: Row) -> tuple[object, ...]:
+def _key(row: TrainRow) -> tuple[object, ...]:
     return (
         row.model,
         row.dtype,

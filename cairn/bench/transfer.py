@@ -22,18 +22,18 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from cairn.bench.record import Origin
+from cairn.bench.record import RecordOrigin
 from cairn.bench.transfer_peer import REQUEST
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.choose_transport import make_transport, unusable
 from cairn.comm.transfer.copies import copy_runs
-from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.endpoint import TransferEndpoint
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.handshake import Side
-from cairn.comm.transfer.kv import REGION, Contents, KVLayout, plan_kv
+from cairn.comm.transfer.kv import REGION, KVContents, KVLayout, plan_kv
 from cairn.comm.transfer.page_receiver import PageReceiver
-from cairn.comm.transfer.transport import Done, Failed, Joined, Lost
+from cairn.comm.transfer.transport import PeerGone, PeerJoined, TransferDone, TransferFailed
 from cairn.hw.evidence import NIXL_PACKAGES, PEER_MEMORY
 from cairn.hw.probe import probe
 from cairn.hw.transfer_path import TransferPaths, transfer_paths
@@ -43,12 +43,12 @@ RUN_BYTES = (256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 <<
 MOST_BYTES = 64 << 20  # of one sample
 MOST_RUNS = 8192
 PATIENCE_S = 60.0
-MODEL = Contents(model="qwen3-0.6b", layers=28, kv_heads=8, width=128)
+MODEL = KVContents(model="qwen3-0.6b", layers=28, kv_heads=8, width=128)
 TOKENS = 512
-A_PAGE = Runs(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, 4096))
+A_PAGE = ByteRuns(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, 4096))
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TransferRow(msgspec.Struct, frozen=True, kw_only=True):
     transport: str  # memcpy: within one process
     way: str  # read, write or copy
     run_bytes: int
@@ -83,11 +83,11 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     frozen_s: float  # from SIGSTOP
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    origin: Origin
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    origin: RecordOrigin
     paths: TransferPaths
     skipped: dict[str, str]  # transport -> why
-    moves: list[Row]
+    moves: list[TransferRow]
     hand_overs: list[HandOver]
     streamed: list[Streamed]
     deaths: list[Death]
@@ -131,7 +131,7 @@ class Memcpy:
         self.repeats = repeats
         self.rates: dict[int, float] = {}
 
-    def measure(self) -> list[Row]:
+    def measure(self) -> list[TransferRow]:
         source, target = (np.ones(MOST_BYTES, np.uint8) for _ in range(2))
         rows = []
         for size in RUN_BYTES:
@@ -144,9 +144,11 @@ class Memcpy:
             rows.append(self.row("memcpy", "copy", size, runs, times))
         return rows
 
-    def row(self, kind: str, way: str, size: int, runs: Runs, times: list[float]) -> Row:
+    def row(
+        self, kind: str, way: str, size: int, runs: ByteRuns, times: list[float]
+    ) -> TransferRow:
         rate = runs.nbytes / min(times)
-        return Row(
+        return TransferRow(
             transport=kind,
             way=way,
             run_bytes=size,
@@ -158,14 +160,14 @@ class Memcpy:
         )
 
 
-def scattered(size: int) -> Runs:
+def scattered(size: int) -> ByteRuns:
     """Runs of one length, in an order that nothing can merge."""
     count = max(1, min(MOST_RUNS, MOST_BYTES // size))
     order = np.random.default_rng(0).permutation(count)
-    return Runs(order * size, np.arange(count) * size, np.full(count, size))
+    return ByteRuns(order * size, np.arange(count) * size, np.full(count, size))
 
 
-def measure_moves(kind: str, repeats: int, memcpy: Memcpy) -> list[Row]:
+def measure_moves(kind: str, repeats: int, memcpy: Memcpy) -> list[TransferRow]:
     rows = []
     with peer("serve", kind, str(MOST_BYTES)) as process, reader(kind, MOST_BYTES) as end:
         owner = end.connect(line(process))
@@ -269,12 +271,12 @@ def measure_death(kind: str, repeats: int) -> Death:
 def _seen(kind: str, how: signal.Signals) -> float:
     with peer("serve", kind, "4096") as process, reader(kind, 4096) as end:
         end.connect(line(process))
-        while not any(isinstance(event, Joined) for event in end.events(0.1)):
+        while not any(isinstance(event, PeerJoined) for event in end.events(0.1)):
             pass
         move_all(end, [end.read("bench-owner", REGION, REGION, A_PAGE)])  # both ends are awake
         os.kill(process.pid, how)
         began = time.perf_counter()
-        while not any(isinstance(event, Lost) for event in end.events(0.01)):
+        while not any(isinstance(event, PeerGone) for event in end.events(0.01)):
             if time.perf_counter() - began > PATIENCE_S:
                 raise TransferError(f"{kind}: {how.name} was not noticed within {PATIENCE_S:g} s")
         return time.perf_counter() - began
@@ -296,7 +298,7 @@ def peer(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def reader(kind: str, nbytes: int) -> Iterator[Endpoint]:
+def reader(kind: str, nbytes: int) -> Iterator[TransferEndpoint]:
     end = make_transport(kind, "bench-reader")
     try:
         end.allocate(REGION, nbytes)[:] = 1
@@ -306,13 +308,13 @@ def reader(kind: str, nbytes: int) -> Iterator[Endpoint]:
         end.close()
 
 
-def move_all(end: Endpoint, tickets: list[int]) -> None:
+def move_all(end: TransferEndpoint, tickets: list[int]) -> None:
     pending, deadline = set(tickets), time.monotonic() + PATIENCE_S
     while pending:
         for event in end.events(0.5):
-            if isinstance(event, Done):
+            if isinstance(event, TransferDone):
                 pending.discard(event.ticket)
-            elif isinstance(event, Failed | Lost):
+            elif isinstance(event, TransferFailed | PeerGone):
                 raise TransferError(f"a transfer failed: {event.reason}")
         if time.monotonic() > deadline:
             raise TransferError(f"a transfer has not ended within {PATIENCE_S:g} s")

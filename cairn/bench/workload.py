@@ -19,21 +19,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cairn.bench.everyday import EVERYDAY
-from cairn.bench.workload_request import Draw, Prompted, with_history
+from cairn.bench.workload_request import Draw, WorkloadRequest, with_history
 from cairn.core.errors import UsageError, did_you_mean
 
 LARGEST_TOKEN = 10_000  # every model of interest has that many
 CPU_SCALE = 0.1  # 26 of nano's requests, 10 to 103 tokens each way: seconds instead of an hour
 
 
-class Totals(NamedTuple):
+class WorkloadTotals(NamedTuple):
     requests: int
     input_tokens: int
     output_tokens: int
     longest: int  # prompt and answer together
 
 
-def requests(name: str, scale: float = 1.0) -> list[Prompted]:
+def requests(name: str, scale: float = 1.0) -> list[WorkloadRequest]:
     """The requests of a workload, all of them or in small."""
     if name not in WORKLOADS:
         hint = did_you_mean(name, WORKLOADS, otherwise=f"there are: {', '.join(WORKLOADS)}")
@@ -44,7 +44,7 @@ def requests(name: str, scale: float = 1.0) -> list[Prompted]:
 
 
 @functools.cache  # up to a million draws
-def _full_size(name: str) -> tuple[Prompted, ...]:
+def _full_size(name: str) -> tuple[WorkloadRequest, ...]:
     generator = random.Random(0)
 
     def draw(count: int) -> list[int]:
@@ -53,7 +53,7 @@ def _full_size(name: str) -> tuple[Prompted, ...]:
     return tuple(WORKLOADS[name](generator, draw))
 
 
-def in_small(full: list[Prompted], scale: float) -> list[Prompted]:
+def in_small(full: list[WorkloadRequest], scale: float) -> list[WorkloadRequest]:
     """Fewer requests, and each of them shorter at both ends of its own part and of the shared one."""
     if scale == 1:
         return full
@@ -61,7 +61,7 @@ def in_small(full: list[Prompted], scale: float) -> list[Prompted]:
     def less(count: int) -> int:
         return math.ceil(count * scale)
 
-    def smaller(one: Prompted) -> Prompted:
+    def smaller(one: WorkloadRequest) -> WorkloadRequest:
         head = one.shared if one.follows is None else 0
         own = one.prompt[head : head + less(len(one.prompt) - head)]
         prompt = one.prompt[: less(head)] + own
@@ -70,8 +70,8 @@ def in_small(full: list[Prompted], scale: float) -> list[Prompted]:
     return with_history([smaller(one) for one in full[: less(len(full))]])
 
 
-def totals(chosen: list[Prompted]) -> Totals:
-    return Totals(
+def totals(chosen: list[WorkloadRequest]) -> WorkloadTotals:
+    return WorkloadTotals(
         requests=len(chosen),
         input_tokens=sum(request.length for request in chosen),
         output_tokens=sum(request.output for request in chosen),
@@ -95,29 +95,29 @@ def choose(names: list[str]) -> list[str]:
 # The order of the draws is part of the definition: all prompts of nano come before all its lengths of answers.
 
 
-def _nano(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _nano(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     prompts = [draw(generator.randint(100, 1024)) for _ in range(256)]
-    return [Prompted(prompt, generator.randint(100, 1024)) for prompt in prompts]
+    return [WorkloadRequest(prompt, generator.randint(100, 1024)) for prompt in prompts]
 
 
-def _latency(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(128), 256)]
+def _latency(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(128), 256)]
 
 
-def _prefill(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(2048), 1) for _ in range(64)]
+def _prefill(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(2048), 1) for _ in range(64)]
 
 
-def _decode(generator: random.Random, draw: Draw) -> list[Prompted]:
-    return [Prompted(draw(1024), 256) for _ in range(256)]
+def _decode(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
+    return [WorkloadRequest(draw(1024), 256) for _ in range(256)]
 
 
-def _shared(generator: random.Random, draw: Draw) -> list[Prompted]:
+def _shared(generator: random.Random, draw: Draw) -> list[WorkloadRequest]:
     head = draw(1792)
-    return [Prompted(head + draw(256), 64, len(head)) for _ in range(256)]
+    return [WorkloadRequest(head + draw(256), 64, len(head)) for _ in range(256)]
 
 
-COMPARED: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
+COMPARED: dict[str, Callable[[random.Random, Draw], list[WorkloadRequest]]] = {
     "nano": _nano,
     "latency": _latency,
     "prefill": _prefill,

@@ -9,7 +9,7 @@ NOTHING: Mapping[str, float | int] = MappingProxyType({})
 Draw = Callable[[int], list[int]]  # so many tokens
 
 
-class Prompted(NamedTuple):
+class WorkloadRequest(NamedTuple):
     """A request, or a further turn of a conversation: then `prompt` has only what is new in it."""
 
     prompt: list[int]
@@ -30,9 +30,9 @@ class Prompted(NamedTuple):
         return max(self.shared, self.before)
 
 
-def with_history(turns: list[Prompted]) -> list[Prompted]:
+def with_history(turns: list[WorkloadRequest]) -> list[WorkloadRequest]:
     """`before` of every turn, from the turns that it follows; those come earlier in the list."""
-    prompts: list[Prompted] = []
+    prompts: list[WorkloadRequest] = []
     for one in turns:
         if one.follows is not None:
             last = prompts[one.follows]

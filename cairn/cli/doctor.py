@@ -13,7 +13,7 @@ from cairn.core.config import load
 from cairn.core.prose import in_terminal
 
 if TYPE_CHECKING:
-    from cairn.hw.findings import Verdict
+    from cairn.hw.findings import HardwareVerdict
 
 
 class Doctor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ def run(args: list[str]) -> int:
     return 1 if status == "fail" else 0
 
 
-def _print(verdicts: list["Verdict"]) -> None:
+def _print(verdicts: list["HardwareVerdict"]) -> None:
     from rich.console import Console
     from rich.markup import escape
 

@@ -16,7 +16,7 @@ from cairn.models.hub import AUTO, default_model
 
 if TYPE_CHECKING:
     from cairn.eval.run import Evaluation, TaskResult
-    from cairn.eval.tasks.task import Task
+    from cairn.eval.tasks.task import EvaluationTask
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -96,11 +96,11 @@ def run(args: list[str]) -> int:
     return 0
 
 
-def _open_tasks(options: Eval, names: list[str]) -> "list[Task]":
+def _open_tasks(options: Eval, names: list[str]) -> "list[EvaluationTask]":
     from cairn.eval.tasks.find import open_task
-    from cairn.eval.tasks.task import Settings
+    from cairn.eval.tasks.task import TaskSettings
 
-    settings = Settings(
+    settings = TaskSettings(
         limit=options.limit,
         shots=options.shots,
         max_tokens=options.max_tokens,
@@ -111,7 +111,7 @@ def _open_tasks(options: Eval, names: list[str]) -> "list[Task]":
     return [open_task(task, settings, options.data) for task in names]
 
 
-def _evaluate(options: Eval, name: str, tasks: "list[Task]") -> "Evaluation":
+def _evaluate(options: Eval, name: str, tasks: "list[EvaluationTask]") -> "Evaluation":
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.eval.local_model import LocalModel
     from cairn.eval.run import evaluate

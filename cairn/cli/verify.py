@@ -24,9 +24,9 @@ from cairn.models.hub import AUTO, default_model
 from cairn.report.progress import Activity
 
 if TYPE_CHECKING:
-    from cairn.verify.check import Verdict
-    from cairn.verify.evidence import Evidence
-    from cairn.verify.run import Compared
+    from cairn.verify.check import VerifyVerdict
+    from cairn.verify.evidence import ModelEvidence
+    from cairn.verify.run import EvidenceComparison
 
 
 SIZES = {  # of a difference, by the least rounding that makes one like it
@@ -75,7 +75,7 @@ def run(args: list[str]) -> int:
     from cairn.models.runnable import open_model
     from cairn.verify.evidence import read_evidence, write_evidence
     from cairn.verify.run import (
-        Engine,
+        EngineOptions,
         compare,
         expected_level,
         explainable,
@@ -83,14 +83,14 @@ def run(args: list[str]) -> int:
         judge,
         with_causes,
     )
-    from cairn.verify.server_source import Server
+    from cairn.verify.server_source import ServerClient
 
     record = None if options.against is None else read_evidence(options.against)
     name = _model(options)
     opened = open_model(name)
     key = os.environ.get("CAIRN_API_KEY") or os.environ.get("OPENAI_API_KEY")
-    server = None if options.url is None else Server(options.url, options.served_model, key)
-    engine = Engine(options.device, options.dtype, options.weights)
+    server = None if options.url is None else ServerClient(options.url, options.served_model, key)
+    engine = EngineOptions(options.device, options.dtype, options.weights)
     working = Activity(shown=not options.json)
     evidence = gather(opened, engine, server, working)
     if options.record is not None:
@@ -128,7 +128,10 @@ def _model(options: Verify) -> str:
 
 
 def _show(
-    evidence: "Evidence", verdict: "Verdict", compared: "Compared | None", seconds: float
+    evidence: "ModelEvidence",
+    verdict: "VerifyVerdict",
+    compared: "EvidenceComparison | None",
+    seconds: float,
 ) -> None:
     source = evidence.source.splitlines()[0].partition("; ")[0]
     asked = source if evidence.model in source else f"{source}: {evidence.model}"
@@ -156,7 +159,7 @@ def _show(
     print(in_terminal(said, "  "))
 
 
-def _rows(verdict: "Verdict") -> list[list[str]]:
+def _rows(verdict: "VerifyVerdict") -> list[list[str]]:
     return [
         [
             part.part,

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import msgspec
 
 from cairn.cluster.chaos_faults import NotPermitted, RunStatus, inject, look
-from cairn.cluster.chaos_network import Network
-from cairn.cluster.chaos_plan import QUIET, Due, Plan, schedule, victim
+from cairn.cluster.chaos_network import ChaosNetwork
+from cairn.cluster.chaos_plan import QUIET, ChaosPlan, Due, schedule, victim
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.core.job_events import AnyEvent, Failed, Noticed, Trained
-from cairn.core.job_ledger import Ledger
+from cairn.core.job_ledger import JobLedger
 from cairn.core.job_ledger_files import read_events, read_ledger
 
 POLL_S = 0.02
@@ -50,7 +50,7 @@ class FaultOutcome(msgspec.Struct, kw_only=True):
     rung: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     plan: str
     fine: bool
     complaints: list[str]
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps_lost: int
     same_losses: bool | None  # None: not compared
     worst_difference: float | None
-    ledger: Ledger | None
+    ledger: JobLedger | None
     orphans: list[int]
     exit_status: int
     seconds: float
@@ -71,7 +71,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 LogLine = Callable[[str], None]
 
 
-class Job(Protocol):
+class ChaosJob(Protocol):
     """A running job; a subprocess is one."""
 
     pid: int
@@ -83,12 +83,12 @@ class Job(Protocol):
     def kill(self) -> None: ...
 
 
-Start = Callable[[Plan, Path, dict[str, str]], Job]
+Start = Callable[[ChaosPlan, Path, dict[str, str]], ChaosJob]
 
 
 def run_chaos(
-    plan: Plan, folder: Path, log_line: LogLine = print, start: Start | None = None
-) -> Report:
+    plan: ChaosPlan, folder: Path, log_line: LogLine = print, start: Start | None = None
+) -> ChaosReport:
     """`start`: how the job is started, with its folder and more environment; by default as a process."""
     start = start or start_process
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +113,12 @@ def run_chaos(
 
 
 def _broken(
-    plan: Plan, folder: Path, unbroken: float | None, log_line: LogLine, start: Start
-) -> Report:
+    plan: ChaosPlan, folder: Path, unbroken: float | None, log_line: LogLine, start: Start
+) -> ChaosReport:
     run = folder / "broken"
     wants_network = any(fault.kind == "partition" for fault in plan.faults)
     began = time.monotonic()
-    with Network(wants_network) as network:
+    with ChaosNetwork(wants_network) as network:
         process = start(plan, run, network.environment())
         chaos = _Chaos(plan, run, process, network, log_line)
         try:
@@ -131,7 +131,7 @@ def _broken(
     ledger = read_ledger(run)
     chaos.match(read_events(run))
     same, worst = _compare(folder) if plan.compare else (None, None)
-    report = Report(
+    report = ChaosReport(
         plan=plan.name,
         fine=True,
         complaints=[],
@@ -156,7 +156,12 @@ class _Chaos:
     """Waits for each fault's step, breaks, and waits until the run is back."""
 
     def __init__(
-        self, plan: Plan, run: Path, process: Job, network: Network, log_line: LogLine
+        self,
+        plan: ChaosPlan,
+        run: Path,
+        process: ChaosJob,
+        network: ChaosNetwork,
+        log_line: LogLine,
     ) -> None:
         self.plan, self.run, self.process, self.network, self.log_line = (
             plan,
@@ -247,7 +252,7 @@ class _Chaos:
             one.recovered_s = again.at - one.at
 
 
-def complaints_of(report: Report, plan: Plan) -> list[str]:
+def complaints_of(report: ChaosReport, plan: ChaosPlan) -> list[str]:
     """Every promise that was not kept."""
     complaints = []
     if report.faults and all(one.skipped == OVER for one in report.faults):
@@ -290,7 +295,7 @@ def last_lines(path: Path, count: int = 5) -> str:
 # -- the job as a process -------------------------------------------------------------------------------
 
 
-def start_process(plan: Plan, run: Path, extra: dict[str, str]) -> subprocess.Popen[bytes]:
+def start_process(plan: ChaosPlan, run: Path, extra: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a run whose output goes to a file next to its folder."""
     words = [sys.executable, "-m", "cairn"] if plan.argv[0] == "cairn" else [plan.argv[0]]
     argv = [*words, *plan.argv[1:], "--out", str(run)]
@@ -312,7 +317,7 @@ def start_process(plan: Plan, run: Path, extra: dict[str, str]) -> subprocess.Po
         ) from None
 
 
-def _wait(process: Job, seconds: float) -> int:
+def _wait(process: ChaosJob, seconds: float) -> int:
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -320,7 +325,7 @@ def _wait(process: Job, seconds: float) -> int:
         return 124
 
 
-def _end(process: Job) -> None:
+def _end(process: ChaosJob) -> None:
     if process.poll() is None:
         process.kill()  # the kernel ends what it has started
         process.wait(60)

@@ -25,7 +25,7 @@ VARIABLE = "CAIRN_NODE_NAMESPACES"  # names by node, with commas; and the interf
 INTERFACE = "cairn0"
 
 
-class Network:
+class ChaosNetwork:
     """Namespaces for the nodes of one job, or nothing at all where none are wanted."""
 
     def __init__(self, enabled: bool, nodes: int = NODES) -> None:

@@ -45,7 +45,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """fill-disk: no file may grow beyond this"""
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ChaosPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     argv: list[str]
     faults: list[Fault]
@@ -69,10 +69,10 @@ class Due(msgspec.Struct, frozen=True):
     number: int
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> ChaosPlan:
     document = toml.read(path)
     try:
-        plan = msgspec.convert(document.values, Plan)
+        plan = msgspec.convert(document.values, ChaosPlan)
         here = str(path.parent)
         argv = [word.replace("{here}", here) for word in plan.argv]
         plan = msgspec.structs.replace(plan, argv=argv)
@@ -85,7 +85,7 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def schedule(plan: Plan) -> list[Due]:
+def schedule(plan: ChaosPlan) -> list[Due]:
     """Every fault with its step, in order."""
     chance = random.Random(plan.seed)
     due = []
@@ -164,6 +164,6 @@ def _hint(values: dict[str, Any]) -> str:
             if key not in Fault.__struct_fields__:
                 return did_you_mean(key, Fault.__struct_fields__) or "see examples/chaos/"
     for key in values:
-        if key not in Plan.__struct_fields__:
-            return did_you_mean(key, Plan.__struct_fields__) or "see examples/chaos/"
+        if key not in ChaosPlan.__struct_fields__:
+            return did_you_mean(key, ChaosPlan.__struct_fields__) or "see examples/chaos/"
     return "see examples/chaos/"

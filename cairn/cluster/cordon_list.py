@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from cairn.cluster import records
-from cairn.cluster.inventory import Cluster
-from cairn.cluster.resolve import Plan
+from cairn.cluster.inventory import ClusterInventory
+from cairn.cluster.resolve import JobPlan
 from cairn.core.cordon import DAY_S, Cordons, load, save
 from cairn.core.rank_failure import RankFailure, failures_in
 from cairn.core.restart_policy import POLICIES
@@ -60,7 +60,9 @@ def _counted(cordons: Cordons, failure: RankFailure) -> bool:
     return any(s.node == failure.blamed and s.at == failure.at for s in cordons.strikes)
 
 
-def avoid(cluster: Cluster, cordons: Cordons, now: float) -> tuple[Cluster, list[str], list[str]]:
+def avoid(
+    cluster: ClusterInventory, cordons: Cordons, now: float
+) -> tuple[ClusterInventory, list[str], list[str]]:
     """The cluster without those nodes, their names, and what to say about it. Pure.
 
     Never all of them: a machine with one node is used however often it has failed.
@@ -81,5 +83,5 @@ def avoid(cluster: Cluster, cordons: Cordons, now: float) -> tuple[Cluster, list
     return left, bad, notes
 
 
-def planned(plan: Plan, bad: list[str], notes: list[str]) -> Plan:
+def planned(plan: JobPlan, bad: list[str], notes: list[str]) -> JobPlan:
     return msgspec.structs.replace(plan, avoid=bad, notes=[*plan.notes, *notes])

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.cluster.resolve import Group
+from cairn.cluster.resolve import NodeGroup
 from cairn.cluster.spec import Job
 from cairn.core.units import parse_duration
 
@@ -47,7 +47,7 @@ def store_argv(host: str, port: int = 0, python: str = sys.executable) -> list[s
 
 def agent_argv(
     job: Job,
-    group: Group,
+    group: NodeGroup,
     rendezvous: Rendezvous,
     local_address: str | None = None,
     python: str = sys.executable,
@@ -90,7 +90,7 @@ def rank_argv(argv: Sequence[str], python: str = sys.executable) -> list[str]:
     return [python, "-m", "cairn.cluster.rank", "--", *argv]
 
 
-def agent_env(job: Job, group: Group, *, folder: str | None, loopback: bool) -> dict[str, str]:
+def agent_env(job: Job, group: NodeGroup, *, folder: str | None, loopback: bool) -> dict[str, str]:
     """Environment of an agent and its ranks in addition to the job's variables."""
     env = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -112,7 +112,7 @@ def agent_env(job: Job, group: Group, *, folder: str | None, loopback: bool) -> 
     return {**env, **recovery_env(job, group), **group.env}
 
 
-def recovery_env(job: Job, group: Group) -> dict[str, str]:
+def recovery_env(job: Job, group: NodeGroup) -> dict[str, str]:
     """Environment that sets the recipe's [recovery] of `cairn train` from the job's failure settings.
 
     Ranks of an elastic role are started anew by their agents, and read their state from the memory of the nodes that

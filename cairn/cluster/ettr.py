@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.job_ledger import PARTS, Ledger
+from cairn.core.job_ledger import PARTS, JobLedger
 from cairn.core.job_ledger_files import metrics_text, read_ledger
 
 MEANING = {
@@ -36,7 +36,7 @@ def why(run: Path, over: str = "") -> str | None:
     return ledger.line()
 
 
-def rows(ledger: Ledger) -> list[list[str]]:
+def rows(ledger: JobLedger) -> list[list[str]]:
     """Part, seconds, share, causes: a table for a page or a terminal."""
     table = []
     for part in PARTS:

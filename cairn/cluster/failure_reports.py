@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 
 from cairn.core.rank_failure import RankFailure, found_in
-from cairn.core.restart_policy import POLICIES, History, answer
+from cairn.core.restart_policy import POLICIES, RestartHistory, answer
 
 CALM_S = 1800.0  # a job that ran so long has left its last failure behind
 UNLIMITED = 1 << 30
 ADVICE = {"oom": "; give its role more memory, or its ranks less to do at once"}
 
 
-class Report(msgspec.Struct, frozen=True):
+class FailureReport(msgspec.Struct, frozen=True):
     failure: RankFailure
     over: str | None = None  # why nothing is tried any more
 
@@ -30,17 +30,17 @@ class FailureReports:
         self.folder = folder
         self.looked_at: set[Path] = set()
         self.counted: set[str] = set()  # meetings of ranks of which a failure was counted
-        self.history, self.last = History(limit=UNLIMITED), 0.0
+        self.history, self.last = RestartHistory(limit=UNLIMITED), 0.0
 
-    def new(self) -> Iterator[Report]:
+    def new(self) -> Iterator[FailureReport]:
         """Failures that were not reported before, each with what it means; bystanders are left out."""
         for path in sorted(set(self.folder.glob("*.json")) - self.looked_at):
             self.looked_at.add(path)
             for failure in found_in([path.read_text(encoding="utf-8")]):
                 if POLICIES[failure.verdict.cause].again == "never":
-                    yield Report(failure, "not tried again")
+                    yield FailureReport(failure, "not tried again")
                 elif failure.is_own:
-                    yield Report(failure, self._count(failure))
+                    yield FailureReport(failure, self._count(failure))
 
     def _count(self, failure: RankFailure) -> str | None:
         together = failure.meeting or f"{failure.node} {failure.at}"  # a program alone meets nobody
@@ -48,7 +48,7 @@ class FailureReports:
             return None
         self.counted.add(together)
         calm = failure.at - self.last > CALM_S
-        before = History(limit=UNLIMITED) if calm else self.history
+        before = RestartHistory(limit=UNLIMITED) if calm else self.history
         action, self.history = answer(failure.verdict, before)
         self.last = failure.at
         if action.again != "never":

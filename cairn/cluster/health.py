@@ -19,7 +19,7 @@ import psutil
 from cairn.core.cordon import Cordons
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum resources of a healthy node."""
 
     free_memory: float = 0.02  # share
@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     gpu_celsius: int = 92
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class GpuHealth(msgspec.Struct, frozen=True):
     index: int
     ecc_uncorrected: int = 0
     celsius: int = 0
@@ -46,10 +46,10 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     free_shared_bytes: int
     load_per_core: float
     write_s: float | None  # None: it could not be written at all
-    gpus: list[Gpu] | None = []  # None: there is no driver to ask
+    gpus: list[GpuHealth] | None = []  # None: there is no driver to ask
 
 
-def judge(vitals: Vitals, limits: Limits = Limits()) -> list[str]:  # noqa: B008
+def judge(vitals: Vitals, limits: HealthLimits = HealthLimits()) -> list[str]:  # noqa: B008
     """Everything that is wrong; an empty list: fit."""
     v, complaints = vitals, []
     if v.write_s is None:
@@ -72,7 +72,7 @@ def judge(vitals: Vitals, limits: Limits = Limits()) -> list[str]:  # noqa: B008
     return complaints + [word for gpu in v.gpus or [] for word in _of_gpu(gpu, limits)]
 
 
-def _of_gpu(gpu: Gpu, limits: Limits) -> list[str]:
+def _of_gpu(gpu: GpuHealth, limits: HealthLimits) -> list[str]:
     complaints = []
     if gpu.ecc_uncorrected > limits.ecc_errors:
         complaints.append(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected memory errors")
@@ -81,7 +81,12 @@ def _of_gpu(gpu: Gpu, limits: Limits) -> list[str]:
     return complaints
 
 
-def examine(cordons: Cordons, vitals: Vitals, now: float, limits: Limits = Limits()) -> Cordons:  # noqa: B008
+def examine(
+    cordons: Cordons,
+    vitals: Vitals,
+    now: float,
+    limits: HealthLimits = HealthLimits(),  # noqa: B008
+) -> Cordons:
     """The list with this node on it if it is unfit."""
     complaints = judge(vitals, limits)
     return cordons.cordon(vitals.node, now, "; ".join(complaints)) if complaints else cordons
@@ -95,7 +100,7 @@ def fitness(env: Mapping[str, str], folder: Path) -> tuple[list[str], bool]:
         return [], False
     node = env.get("CAIRN_NODE") or "here"
     complaints = judge(
-        measure(node, folder), Limits(load_per_core=math.inf)
+        measure(node, folder), HealthLimits(load_per_core=math.inf)
     )  # it may be our own load
     return complaints, bool(complaints) and how == "refuse"
 
@@ -131,7 +136,7 @@ def _write_time(folder: Path) -> float | None:
         path.unlink(missing_ok=True)
 
 
-def _gpus() -> list[Gpu] | None:
+def _gpus() -> list[GpuHealth] | None:
     """A library that is there and does not answer is a driver that is broken: then no GPU can be used."""
     try:
         import pynvml
@@ -145,7 +150,7 @@ def _gpus() -> list[Gpu] | None:
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        gpus.append(Gpu(index, _ecc(pynvml, handle), _celsius(pynvml, handle)))
+        gpus.append(GpuHealth(index, _ecc(pynvml, handle), _celsius(pynvml, handle)))
     return gpus
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """A machine with its total resources; free resources are left to the engine."""
 
     name: str
@@ -14,11 +14,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     domains: dict[str, str] = {}  # level -> the domain it lies in, such as {"rack": "r7"}
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterInventory(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can decide whether a job can ever run."""
 
     engine: str
-    nodes: list[Node] = []
+    nodes: list[ClusterNode] = []
     queues: list[str] | None = None  # None: this engine has none
     needs_image: bool = False
     shares_nodes: bool = False  # several nodes of a job may lie on one machine, as on `local`

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.resolve import JobPlan, NodeGroup
 
 LOST = -1000  # what `poll` says of a node that has gone with everything on it
 
@@ -18,7 +18,7 @@ LOST = -1000  # what `poll` says of a node that has gone with everything on it
 class ReservedNode(msgspec.Struct, frozen=True):
     """A place for one node of a group."""
 
-    group: Group
+    group: NodeGroup
     index: int  # among all nodes of the job
     name: str  # worker-0
 
@@ -39,7 +39,7 @@ class NodeReservation(Protocol):
     address: str  # of this process, as nodes see it
     loopback: bool
 
-    def reserve(self, plan: Plan) -> str | None:
+    def reserve(self, plan: JobPlan) -> str | None:
         """Asks for all nodes at once; why they are not there yet, or None when they are."""
         ...
 
@@ -52,7 +52,7 @@ class NodeReservation(Protocol):
         ...
 
 
-class Place(msgspec.Struct, kw_only=True):
+class NodeState(msgspec.Struct, kw_only=True):
     """State of a reserved node."""
 
     reserved: ReservedNode

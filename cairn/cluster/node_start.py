@@ -11,15 +11,15 @@ import msgspec
 
 from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
 from cairn.cluster.node_reservation import ReservedNode
-from cairn.cluster.records import Record
+from cairn.cluster.records import JobRecord
 from cairn.cluster.spec import Job
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt of a job; its nodes never join the rendezvous of another attempt."""
 
     job: Job
-    record: Record
+    record: JobRecord
     attempt: int
     address: str  # of the supervisor, as nodes see it
     port: int  # of the store
@@ -28,7 +28,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failures: Path  # where nodes that share this disk write
 
 
-def argv_of(run: Run, reserved: ReservedNode) -> list[str]:
+def argv_of(run: JobAttempt, reserved: ReservedNode) -> list[str]:
     if not reserved.group.elastic:
         return rank_argv(reserved.group.argv)
     rendezvous = Rendezvous(
@@ -39,7 +39,7 @@ def argv_of(run: Run, reserved: ReservedNode) -> list[str]:
     return agent_argv(run.job, reserved.group, rendezvous, run.address if run.loopback else None)
 
 
-def env_of(run: Run, reserved: ReservedNode, now: float) -> dict[str, str]:
+def env_of(run: JobAttempt, reserved: ReservedNode, now: float) -> dict[str, str]:
     """`now`: seconds since 1970, for the ledger of the job's time."""
     group, restart = reserved.group, run.job.restart
     folder = str(run.record.folder / "checkpoints")

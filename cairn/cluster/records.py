@@ -49,7 +49,7 @@ class ForeignCheckpoints(CairnError):
     """The folder holds a run that this job did not write."""
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of a job, with its reason in one line."""
 
     state: State
@@ -60,7 +60,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""  # what the first failing rank said, with its host and collective
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A launched job and its engine."""
 
     name: str
@@ -92,10 +92,10 @@ def state_folder() -> Path:
     return Path(home) / "cairn" / "jobs"
 
 
-def create(job: Job, engine: str, target: str = "", address: str = "") -> Record:
+def create(job: Job, engine: str, target: str = "", address: str = "") -> JobRecord:
     """A new run; the folder is made in one step, so of two launches at once only one gets it."""
     number = max((record.number for record in runs(job.name)), default=0) + 1
-    record = Record(
+    record = JobRecord(
         name=job.name,
         number=number,
         engine=engine,
@@ -119,34 +119,36 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
     return record
 
 
-def _begin(record: Record, job: Job) -> None:
+def _begin(record: JobRecord, job: Job) -> None:
     """The files of a new run, or none: a folder without a record would hold the name for ever."""
     try:
         record.logs.mkdir()
         write_private(record.folder / "job.toml", job_toml(job).encode())
         save(record)
-        write_status(record, Status(state="queued", reason="submitted", since=time.time()))
+        write_status(record, JobStatus(state="queued", reason="submitted", since=time.time()))
     except BaseException:
         shutil.rmtree(record.folder, ignore_errors=True)
         raise
 
 
-def save(record: Record) -> None:
+def save(record: JobRecord) -> None:
     _write(record.folder / "record.json", msgspec.json.encode(record))
 
 
-def write_status(record: Record, status: Status) -> None:
+def write_status(record: JobRecord, status: JobStatus) -> None:
     _write(record.folder / "status.json", msgspec.json.encode(status))
 
 
-def read_status(record: Record) -> Status:
+def read_status(record: JobRecord) -> JobStatus:
     """The last status that the supervisor wrote; `lost` if the supervisor ended without one."""
     # Asked before the file is read: a supervisor that ends in between has written its last word.
     is_there = supervised(record)
     try:
-        status = msgspec.json.decode((record.folder / "status.json").read_bytes(), type=Status)
+        status = msgspec.json.decode((record.folder / "status.json").read_bytes(), type=JobStatus)
     except (OSError, msgspec.DecodeError):
-        return Status(state="lost", reason="its record was never finished: the launch was killed")
+        return JobStatus(
+            state="lost", reason="its record was never finished: the launch was killed"
+        )
     if status.state in ENDED or not record.supervisor or is_there:
         return status
     return msgspec.structs.replace(
@@ -157,7 +159,7 @@ def read_status(record: Record) -> Status:
     )
 
 
-def supervised(record: Record) -> bool:
+def supervised(record: JobRecord) -> bool:
     try:
         process = psutil.Process(record.supervisor)
         alive = process.status() != psutil.STATUS_ZOMBIE
@@ -172,7 +174,7 @@ def start_s(process: psutil.Process) -> float:
     return process.create_time() - psutil.boot_time()
 
 
-def runs(name: str) -> list[Record]:
+def runs(name: str) -> list[JobRecord]:
     """Every run of a name, oldest first."""
     folder = state_folder() / name
     if not folder.is_dir():
@@ -180,13 +182,13 @@ def runs(name: str) -> list[Record]:
     records = []
     for path in folder.iterdir():
         try:
-            records.append(msgspec.json.decode((path / "record.json").read_bytes(), type=Record))
+            records.append(msgspec.json.decode((path / "record.json").read_bytes(), type=JobRecord))
         except (OSError, msgspec.DecodeError):
             continue  # being made, or not ours
     return sorted(records, key=lambda record: record.number)
 
 
-def latest() -> Iterator[Record]:
+def latest() -> Iterator[JobRecord]:
     """The newest run of every name."""
     folder = state_folder()
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -194,7 +196,7 @@ def latest() -> Iterator[Record]:
             yield records[-1]
 
 
-def find(name: str) -> Record:
+def find(name: str) -> JobRecord:
     records = runs(name)
     if not records:
         names = [record.name for record in latest()]

@@ -27,7 +27,7 @@ GPUS_PER_NODE = 8
 RATES = {"rsc-1": 6.50e-3, "rsc-2": 2.34e-3, "llama-3": 419 / (2048 * 54)}
 
 
-class Scheme(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryScheme(msgspec.Struct, frozen=True, kw_only=True):
     """Recovery scheme of a job and its costs."""
 
     name: str
@@ -44,20 +44,20 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme(
+        RecoveryScheme(
             name="sync", about="stop and write to shared storage", write=60, detect=300, restart=300
         ),
-        Scheme(
+        RecoveryScheme(
             name="async", about="copy to host memory, write behind", write=5, detect=60, restart=240
         ),
-        Scheme(
+        RecoveryScheme(
             name="memory",
             about="copy to a peer's memory, spare nodes",
             write=1,
             detect=10,
             restart=50,
         ),
-        Scheme(
+        RecoveryScheme(
             name="per-step",
             about="redo the step without the lost replica",
             write=0.2,
@@ -132,7 +132,7 @@ def linear_ettr(interval: float, write: float, outage: float, mean: float) -> fl
     return (1 - (outage + interval / 2) / mean) / (1 + write / interval)
 
 
-def shares(interval: float, write: float, scheme: Scheme, mean: float) -> dict[str, float]:
+def shares(interval: float, write: float, scheme: RecoveryScheme, mean: float) -> dict[str, float]:
     """Breakdown of the lost time: writing, detecting, restarting, and repeated work.
 
     Failures come without memory, also during an outage: from one to the next the first `detect` seconds, as far as
@@ -152,7 +152,7 @@ def shares(interval: float, write: float, scheme: Scheme, mean: float) -> dict[s
 
 def outlook(
     gpus: int,
-    scheme: Scheme,
+    scheme: RecoveryScheme,
     per_node_day: float,
     *,
     interval: float | None = None,
@@ -176,7 +176,7 @@ def outlook(
     )
 
 
-def check(gpus: int, scheme: Scheme, per_node_day: float, interval: float | None) -> None:
+def check(gpus: int, scheme: RecoveryScheme, per_node_day: float, interval: float | None) -> None:
     if gpus < 1:
         raise ConfigError(f"a job of {gpus} GPUs", hint="at least 1")
     if not 0 < per_node_day < math.inf:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.cluster.reliability import Scheme
+from cairn.cluster.reliability import RecoveryScheme
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
 
 def live(
     mean: float,
-    scheme: Scheme,
+    scheme: RecoveryScheme,
     interval: float,
     *,
     failures: int = 200_000,
@@ -49,7 +49,7 @@ def live(
     )
 
 
-def accounted(gap: Floats, scheme: Scheme, interval: float) -> tuple[Floats, ...]:
+def accounted(gap: Floats, scheme: RecoveryScheme, interval: float) -> tuple[Floats, ...]:
     """Seconds from one failure to the next: productive, checkpoint, detect, restart, lost work."""
     detect = np.minimum(gap, scheme.detect)
     restart = np.minimum(gap - detect, scheme.restart)

@@ -10,7 +10,7 @@ import datetime
 
 import msgspec
 
-from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
 from cairn.cluster.spec import Job, Role, Topology
 from cairn.cluster.unsupported_settings import unused
 from cairn.core.errors import CairnError, did_you_mean
@@ -21,7 +21,7 @@ class CannotRun(CairnError):
     """The job could wait for ever: no state of this cluster would let it run."""
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A role with everything filled in."""
 
     role: str
@@ -42,12 +42,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return self.most * self.ranks
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Input of a backend."""
 
     job: Job
     engine: str
-    groups: list[Group]
+    groups: list[NodeGroup]
     notes: list[str] = []  # choices that were made, each with its reason
     avoid: list[str] = []  # nodes that are not to be used (`cordon_list`)
 
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(group.most for group in self.groups)
 
 
-def resolve(job: Job, cluster: Cluster, now: datetime.datetime | None = None) -> Plan:
+def resolve(job: Job, cluster: ClusterInventory, now: datetime.datetime | None = None) -> JobPlan:
     """The plan, or CannotRun with the numbers that do not fit. Without `now` nothing is too late."""
     _check_queue(job, cluster)
     _check_abilities(job, cluster)
@@ -71,11 +71,11 @@ def resolve(job: Job, cluster: Cluster, now: datetime.datetime | None = None) ->
         groups = _fit(job, groups, cluster, notes)
     if job.gang and len(groups) > 1:
         notes.append(f"one gang of {sum(group.most for group in groups)} nodes: all or none")
-    return Plan(job=job, engine=cluster.engine, groups=groups, notes=list(dict.fromkeys(notes)))
+    return JobPlan(job=job, engine=cluster.engine, groups=groups, notes=list(dict.fromkeys(notes)))
 
 
-def _group(job: Job, role: Role) -> Group:
-    return Group(
+def _group(job: Job, role: Role) -> NodeGroup:
+    return NodeGroup(
         role=role.name,
         argv=role.argv,
         env={**_served(job, role), **job.env, **role.env},
@@ -97,7 +97,7 @@ def _served(job: Job, role: Role) -> dict[str, str]:
     return {"CAIRN_SERVE_PORT": str(job.port)} if ours else {}
 
 
-def _check_queue(job: Job, cluster: Cluster) -> None:
+def _check_queue(job: Job, cluster: ClusterInventory) -> None:
     if job.queue is None or (not cluster.checked and not cluster.queues):
         return
     if cluster.queues is None:
@@ -113,7 +113,7 @@ def _check_queue(job: Job, cluster: Cluster) -> None:
         )
 
 
-def _check_abilities(job: Job, cluster: Cluster) -> None:
+def _check_abilities(job: Job, cluster: ClusterInventory) -> None:
     if job.array.count > 1 and cluster.engine != "slurm":
         raise CannotRun(
             f"job '{job.name}' is an array of {job.array.count}, and {cluster.engine} has no job arrays",
@@ -138,7 +138,7 @@ def _check_abilities(job: Job, cluster: Cluster) -> None:
     _check_nearness(job, cluster)
 
 
-def _check_nearness(job: Job, cluster: Cluster) -> None:
+def _check_nearness(job: Job, cluster: ClusterInventory) -> None:
     """Reject topologies that an engine cannot express: Slurm knows hosts and leaf switches only."""
     nodes, level = sum(role.least for role in job.roles), job.topology.required
     if cluster.engine == "slurm" and level == "block":
@@ -153,7 +153,9 @@ def _check_nearness(job: Job, cluster: Cluster) -> None:
         )
 
 
-def _in_time(job: Job, cluster: Cluster, now: datetime.datetime | None, notes: list[str]) -> Job:
+def _in_time(
+    job: Job, cluster: ClusterInventory, now: datetime.datetime | None, notes: list[str]
+) -> Job:
     """A deadline that has passed is refused; where the engine knows none, the time that is left is the limit."""
     if job.deadline is None or now is None:
         return job
@@ -171,7 +173,7 @@ def _in_time(job: Job, cluster: Cluster, now: datetime.datetime | None, notes: l
     return msgspec.structs.replace(job, time_limit=f"{max(1, min(left, job.seconds)):.0f}s")
 
 
-def _check_image(group: Group, job: Job, cluster: Cluster, notes: list[str]) -> None:
+def _check_image(group: NodeGroup, job: Job, cluster: ClusterInventory, notes: list[str]) -> None:
     if cluster.needs_image and group.image is None:
         raise CannotRun(
             f"role '{group.role}' of job '{job.name}' names no image, and {cluster.engine} runs nothing else",
@@ -181,7 +183,9 @@ def _check_image(group: Group, job: Job, cluster: Cluster, notes: list[str]) -> 
         notes.append(f"image '{group.image}' is not used: {cluster.engine} runs processes")
 
 
-def _fit(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -> list[Group]:
+def _fit(
+    job: Job, groups: list[NodeGroup], cluster: ClusterInventory, notes: list[str]
+) -> list[NodeGroup]:
     """Into all nodes, or into the first domain that holds the job where nearness is required."""
     refused: list[CannotRun] = []
     for nodes in _domains(job, groups, cluster):
@@ -192,10 +196,12 @@ def _fit(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -> l
     raise refused[0]
 
 
-def _placed(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -> list[Group]:
+def _placed(
+    job: Job, groups: list[NodeGroup], cluster: ClusterInventory, notes: list[str]
+) -> list[NodeGroup]:
     """Largest nodes first into what is there; a role with (least, most) takes what it gets."""
     left = {node.name: node for node in cluster.nodes}
-    placed: dict[str, Group] = {}
+    placed: dict[str, NodeGroup] = {}
     fewer: list[str] = []
     for group in sorted(groups, key=lambda g: (-g.gpus, -g.cpus, g.role)):
         nodes = _take(group, left, cluster.shares_nodes)
@@ -211,7 +217,9 @@ def _placed(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -
     return [placed[group.role] for group in groups]
 
 
-def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]]:
+def _domains(
+    job: Job, groups: list[NodeGroup], cluster: ClusterInventory
+) -> list[list[ClusterNode]]:
     """All nodes; where nearness is required, those of each domain, the largest first."""
     level = job.topology.required
     if (
@@ -223,7 +231,7 @@ def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]
     if level == "host":
         alone = sorted(cluster.nodes, key=lambda n: (-n.gpus, -n.cpus, n.name))
         return [[node] for node in alone] or [[]]
-    domains: dict[str, list[Node]] = {}
+    domains: dict[str, list[ClusterNode]] = {}
     for node in cluster.nodes:
         if level in node.domains:
             domains.setdefault(node.domains[level], []).append(node)
@@ -244,7 +252,7 @@ def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]
     return [domains[name] for name in by_size]
 
 
-def _take(group: Group, left: dict[str, Node], shares: bool) -> int:
+def _take(group: NodeGroup, left: dict[str, ClusterNode], shares: bool) -> int:
     """Number of nodes of a group that fit; they are removed from the remaining nodes."""
     count = 0
     for name in sorted(left, key=lambda n: (left[n].gpus, left[n].cpus, n)):
@@ -257,13 +265,13 @@ def _take(group: Group, left: dict[str, Node], shares: bool) -> int:
     return count
 
 
-def _holds(node: Node, group: Group) -> bool:
+def _holds(node: ClusterNode, group: NodeGroup) -> bool:
     gpus = node.mig.get(group.mig, 0) if group.mig else node.gpus
     memory = not node.memory or node.memory >= group.memory
     return gpus >= group.gpus and node.cpus >= group.cpus and memory
 
 
-def _less(node: Node, group: Group) -> Node:
+def _less(node: ClusterNode, group: NodeGroup) -> ClusterNode:
     mig = dict(node.mig)
     if group.mig:
         mig[group.mig] -= group.gpus
@@ -276,7 +284,7 @@ def _less(node: Node, group: Group) -> Node:
     )
 
 
-def _too_large(job: Job, group: Group, count: int, cluster: Cluster) -> CannotRun:
+def _too_large(job: Job, group: NodeGroup, count: int, cluster: ClusterInventory) -> CannotRun:
     kind = f"{group.mig} slices" if group.mig else "GPUs"
     each = f"{group.gpus} {kind}, {group.cpus:g} CPUs and {format_bytes(group.memory)}"
     nodes, level = cluster.nodes, job.topology.required

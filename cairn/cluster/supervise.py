@@ -23,10 +23,10 @@ import msgspec
 from cairn.cluster import records
 from cairn.cluster.elastic import store_argv
 from cairn.cluster.failure_reports import FailureReports
-from cairn.cluster.node_reservation import LOST, NodeReservation, Place, ReservedNode
-from cairn.cluster.node_start import Run, argv_of, env_of
-from cairn.cluster.records import Record, State, Status
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.node_reservation import LOST, NodeReservation, NodeState, ReservedNode
+from cairn.cluster.node_start import JobAttempt, argv_of, env_of
+from cairn.cluster.records import JobRecord, JobStatus, State
+from cairn.cluster.resolve import JobPlan, NodeGroup
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.rank_failure import RankFailure, failures_in, first_of, report, summary
 from cairn.core.units import parse_duration
@@ -35,7 +35,7 @@ POLL_S = 0.1
 LAST_S = 3.0  # after the first node is done, for those that are about to be
 
 
-class Ended(Exception):
+class JobEnded(Exception):
     """The job is over, one way or another."""
 
     def __init__(self, state: State, reason: str) -> None:
@@ -47,10 +47,10 @@ class Ended(Exception):
 class Supervisor:
     """Supervisor of a job, from its reservation to the end of its last process."""
 
-    def __init__(self, record: Record, plan: Plan, reservation: NodeReservation) -> None:
+    def __init__(self, record: JobRecord, plan: JobPlan, reservation: NodeReservation) -> None:
         self.record, self.plan, self.job, self.reservation = record, plan, plan.job, reservation
         self.places = [
-            Place(reserved=ReservedNode(group, 0, f"{group.role}-{i}"))
+            NodeState(reserved=ReservedNode(group, 0, f"{group.role}-{i}"))
             for group in plan.groups
             for i in range(group.most)
         ]
@@ -64,10 +64,10 @@ class Supervisor:
         self.attempt = 0
         self.restarts = 0
         self.stopping = False
-        self.status = Status(state="queued")
+        self.status = JobStatus(state="queued")
         self.began: float | None = None  # from then on the time limit counts; waiting is free
 
-    def run(self) -> Status:
+    def run(self) -> JobStatus:
         """Says that the job has ended only when nothing of it is left."""
         try:
             end = self._until_the_end()
@@ -84,14 +84,14 @@ class Supervisor:
             )
         return self.status
 
-    def _until_the_end(self) -> Ended:
+    def _until_the_end(self) -> JobEnded:
         try:
             self._reserve()
             self._start_all()
             while True:
                 self._check()
                 time.sleep(POLL_S)
-        except Ended as end:
+        except JobEnded as end:
             return end
 
     # -- beginning ----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Supervisor:
         engine = backend_of(earlier)
         while (status := engine.status(earlier)).state != "done":
             if status.state in records.ENDED:
-                raise Ended(
+                raise JobEnded(
                     "failed", f"job '{name}', which has to be done before, is {status.state}"
                 )
             self._set_status("queued", f"waits for job '{name}', which is {status.state}")
@@ -135,8 +135,8 @@ class Supervisor:
             self._start(place)
         self._set_status("running", self._count())
 
-    def _start(self, place: Place) -> None:
-        run = Run(
+    def _start(self, place: NodeState) -> None:
+        run = JobAttempt(
             job=self.job,
             record=self.record,
             attempt=self.attempt,
@@ -171,7 +171,7 @@ class Supervisor:
             self._wait_for_the_last()
             finished = sum(place.done for place in self.places)
             of = "all" if finished == len(self.places) else f"{finished} of"
-            raise Ended("done", f"{of} {len(self.places)} nodes finished")
+            raise JobEnded("done", f"{of} {len(self.places)} nodes finished")
 
     def _wait_for_the_last(self) -> None:
         """A node that took a lost one's place finishes with the others; one that came too late never joins them."""
@@ -187,13 +187,13 @@ class Supervisor:
 
     def _check_limits(self) -> None:
         if self.stopping:
-            raise Ended("stopped", "stopped by `cairn jobs stop`")
+            raise JobEnded("stopped", "stopped by `cairn jobs stop`")
         if self.job.deadline is not None and time.time() >= self.job.deadline.timestamp():
-            raise Ended("failed", f"deadline {self.job.deadline.isoformat()} reached")
+            raise JobEnded("failed", f"deadline {self.job.deadline.isoformat()} reached")
         if self.job.kind == "serve" or self.began is None:
             return  # a server runs until it is stopped
         if time.monotonic() - self.began >= self.job.seconds:
-            raise Ended("failed", f"time limit of {self.job.time_limit} reached")
+            raise JobEnded("failed", f"time limit of {self.job.time_limit} reached")
 
     def _read_failures(self) -> None:
         """End the job after a failure that would repeat; torch elastic restarts it after any other."""
@@ -201,11 +201,11 @@ class Supervisor:
             return  # then nothing is tried again anyway
         for one in self.reports.new():
             if one.over is not None:
-                raise Ended("failed", one.over)
+                raise JobEnded("failed", one.over)
             again = f"{summary(one.failure)}, and was started again"
             self._set_status("running", f"{self._count()}; {again}")
 
-    def _is_done(self, group: Group) -> bool:
+    def _is_done(self, group: NodeGroup) -> bool:
         """An agent leaves with 0 only when every rank of its round has, so one is enough for all."""
         places = [place for place in self.places if place.reserved.group is group]
         if group.elastic:
@@ -214,18 +214,18 @@ class Supervisor:
             )
         return all(place.done for place in places)
 
-    def _ended(self, place: Place, status: int) -> None:
+    def _ended(self, place: NodeState, status: int) -> None:
         self._read_failures()  # what it wrote before it left
         if status == 0:
             place.done = True
         elif status < 0:
             self._lost(place, status)
         elif self.restarts >= self.job.restart.max or self.job.restart.policy == "fail":
-            raise Ended("failed", f"node {place.reserved.name} gave up{self._after()}")
+            raise JobEnded("failed", f"node {place.reserved.name} gave up{self._after()}")
         elif self.job.restart.policy == "requeue":
             self._all_again(f"node {place.reserved.name} gave up")
         elif place.reserved.group.elastic:  # its agent has tried as often as it may
-            raise Ended("failed", f"node {place.reserved.name} gave up{self._after()}")
+            raise JobEnded("failed", f"node {place.reserved.name} gave up{self._after()}")
         else:
             self.restarts += 1
             place.again_at = time.monotonic()
@@ -233,12 +233,12 @@ class Supervisor:
                 "restarting", f"the program of {place.reserved.name} failed, and starts again"
             )
 
-    def _lost(self, place: Place, status: int) -> None:
+    def _lost(self, place: NodeState, status: int) -> None:
         how = "" if status == LOST else f" (signal {-status})"
         reason = f"node {place.reserved.name} was lost{how}"
         policy, elastic = self.job.restart.policy, place.reserved.group.elastic
         if policy == "fail" or self.restarts >= self.job.restart.max:
-            raise Ended("failed", f"{reason}{self._after()}")
+            raise JobEnded("failed", f"{reason}{self._after()}")
         place.lost += 1
         if not elastic or policy == "in_place":
             self.restarts += 1
@@ -247,7 +247,7 @@ class Supervisor:
         elif policy == "requeue":
             self._all_again(reason)
         elif self._left(place.reserved.group) < place.reserved.group.least:
-            raise Ended("failed", f"{reason}; fewer than {place.reserved.group.least} are left")
+            raise JobEnded("failed", f"{reason}; fewer than {place.reserved.group.least} are left")
         else:
             self.restarts += 1
             if self.job.elastic.regrow:
@@ -257,7 +257,7 @@ class Supervisor:
 
     def _all_again(self, reason: str) -> None:
         if self.job.restart.policy == "fail" or self.restarts >= self.job.restart.max:
-            raise Ended("failed", f"{reason}{self._after()}")
+            raise JobEnded("failed", f"{reason}{self._after()}")
         self.restarts += 1
         self.attempt += 1
         self._set_status("restarting", f"{reason}; everything starts again")
@@ -266,7 +266,7 @@ class Supervisor:
             place.done, place.again_at, place.lost = False, None, 0
         self._start_all()
 
-    def _left(self, group: Group) -> int:
+    def _left(self, group: NodeGroup) -> int:
         return sum(p.handle is not None for p in self.places if p.reserved.group is group)
 
     def _count(self) -> str:
@@ -309,7 +309,7 @@ class Supervisor:
 
     def _set_status(self, state: State, reason: str, failure: str = "") -> None:
         running = sum(place.handle is not None for place in self.places)
-        fresh = Status(
+        fresh = JobStatus(
             state=state,
             reason=reason,
             nodes=running,
@@ -332,7 +332,7 @@ def _free_port(address: str) -> int:
 def main(folder: Path) -> int:
     from cairn.cluster.backends.catalogue import reservation_of
 
-    plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=Plan)
+    plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=JobPlan)
     record = records.runs(folder.parent.name)
     mine = next(candidate for candidate in record if candidate.folder.name == folder.name)
     try:
@@ -347,7 +347,7 @@ def main(folder: Path) -> int:
     except Exception as error:
         records.write_status(
             mine,
-            Status(state="failed", reason=f"the supervisor failed: {error}", since=time.time()),
+            JobStatus(state="failed", reason=f"the supervisor failed: {error}", since=time.time()),
         )
         raise
 

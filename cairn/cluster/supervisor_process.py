@@ -14,12 +14,12 @@ import psutil
 
 from cairn.cluster import records
 from cairn.cluster.elastic import inherited
-from cairn.cluster.records import Record, Status
+from cairn.cluster.records import JobRecord, JobStatus
 from cairn.core.errors import CairnError
 from cairn.core.units import format_duration
 
 
-def begin(record: Record) -> Record:
+def begin(record: JobRecord) -> JobRecord:
     """Starts the program that looks after a job, in a session of its own: it outlives the launcher."""
     argv = [sys.executable, "-m", "cairn.cluster.supervise", str(record.folder)]
     env = inherited({"CAIRN_JOBS": str(records.state_folder().resolve())})
@@ -38,7 +38,7 @@ def begin(record: Record) -> Record:
     return record
 
 
-def stop(record: Record, patience_s: float = 60.0) -> None:
+def stop(record: JobRecord, patience_s: float = 60.0) -> None:
     """SIGTERM to the supervisor, and wait until it has given everything back."""
     before = records.read_status(record).state
     with contextlib.suppress(ProcessLookupError):
@@ -61,4 +61,4 @@ def stop(record: Record, patience_s: float = 60.0) -> None:
             if began
             else "stopped before it started"
         )
-        records.write_status(record, Status(state="stopped", reason=reason))
+        records.write_status(record, JobStatus(state="stopped", reason=reason))

@@ -6,8 +6,8 @@
 
 A comparison for those who know MPI, not a tool: nothing else in Cairn uses MPI.
 
-`Calls` has the functions of torch.distributed that `bench_operations` uses. An MPI that is not here (mpi4py, mpiexec),
-or a type that MPI does not have, is a reason to leave it out, not an error.
+`MpiCalls` has the functions of torch.distributed that `bench_operations` uses. A missing MPI (mpi4py, mpiexec), or a
+type that MPI does not have, is a reason to leave it out, not an error.
 """
 
 import functools
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cairn.comm.bench_ranks import RankFailed
-from cairn.comm.bench_spec import Row, Spec
+from cairn.comm.bench_ranks import BenchRankFailed
+from cairn.comm.bench_spec import BenchRow, Spec
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def missing() -> str | None:
 
 def run_mpi(
     ranks: int, specs: list[Spec], progress: Callable[[int], None], timeout_s: float
-) -> list[Row]:
+) -> list[BenchRow]:
     """`bench_sweep.measure` on ranks of MPI; the rows of rank 0."""
     starter = program()
     assert starter is not None, "missing() was asked before"
@@ -70,8 +70,8 @@ def run_mpi(
         status = _follow(command, words, progress, timeout_s)
         if status != 0 or not rows.exists():
             said = words.read_text(errors="replace").strip()[-LAST_WORDS:]
-            raise RankFailed(f"`mpiexec -n {ranks}` ended with status {status}:\n{said}")
-        return msgspec.json.decode(rows.read_bytes(), type=list[Row])
+            raise BenchRankFailed(f"`mpiexec -n {ranks}` ended with status {status}:\n{said}")
+        return msgspec.json.decode(rows.read_bytes(), type=list[BenchRow])
 
 
 def _follow(
@@ -95,7 +95,7 @@ def _follow(
             process.communicate()
 
 
-class Calls:
+class MpiCalls:
     """The functions of torch.distributed on MPI. Groups are ignored: every call is over all ranks."""
 
     def __init__(self) -> None:
@@ -176,6 +176,6 @@ def _whole(parts: "list[torch.Tensor] | None") -> Any:
 
 
 @functools.cache
-def calls() -> Calls:
+def calls() -> MpiCalls:
     """The MPI functions of this rank. MPI is initialised once."""
-    return Calls()
+    return MpiCalls()

@@ -41,7 +41,7 @@ REDUCTIONS = {
 }
 
 
-class Form(NamedTuple):
+class OperationForm(NamedTuple):
     """The call of one rank and its expected result."""
 
     call: Callable[[], None]
@@ -50,7 +50,7 @@ class Form(NamedTuple):
     expected: torch.Tensor | None  # None: this rank receives nothing
 
 
-class Place:
+class RankData:
     """A rank of a group with its input vector of `count` elements and its result vector."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Place:
 
     def worked_on(
         self, operation: Callable[[torch.Tensor], object], expected: torch.Tensor | None
-    ) -> Form:
+    ) -> OperationForm:
         """An operation that has its result where its input was."""
         result, mine = self.result, self.mine
 
@@ -123,25 +123,25 @@ class Place:
 
         call = within if self.in_place else out_of_place
         reset = (lambda: result.copy_(mine)) if self.in_place else (lambda: result.fill_(0))
-        return Form(call, reset, result, expected)
+        return OperationForm(call, reset, result, expected)
 
 
-def all_reduce(at: Place) -> Form:
+def all_reduce(at: RankData) -> OperationForm:
     return at.worked_on(lambda x: at.calls.all_reduce(x, at.op, group=at.group), at.reduced())
 
 
-def broadcast(at: Place) -> Form:
+def broadcast(at: RankData) -> OperationForm:
     return at.worked_on(
         lambda x: at.calls.broadcast(x, at.root, group=at.group), at.values(at.root)
     )
 
 
-def reduce(at: Place) -> Form:
+def reduce(at: RankData) -> OperationForm:
     expected = at.reduced() if at.rank == at.root else None
     return at.worked_on(lambda x: at.calls.reduce(x, at.root, at.op, group=at.group), expected)
 
 
-def all_gather(at: Place) -> Form:
+def all_gather(at: RankData) -> OperationForm:
     result, first = at.result, at.mine[: at.each]
     source = result[at.own] if at.in_place else first.clone()
 
@@ -151,10 +151,10 @@ def all_gather(at: Place) -> Form:
         gathered(result, source, group=at.group)
 
     reset = (lambda: source.copy_(first)) if at.in_place else (lambda: result.fill_(0))
-    return Form(call, reset, result, at.parts())
+    return OperationForm(call, reset, result, at.parts())
 
 
-def reduce_scatter(at: Place) -> Form:
+def reduce_scatter(at: RankData) -> OperationForm:
     source = at.result if at.in_place else at.mine
     target = at.result[at.own] if at.in_place else at.result[: at.each].clone()
 
@@ -164,17 +164,17 @@ def reduce_scatter(at: Place) -> Form:
         scattered(target, source, at.op, group=at.group)
 
     reset = (lambda: source.copy_(at.mine)) if at.in_place else (lambda: target.fill_(0))
-    return Form(call, reset, target, at.reduced()[at.own])
+    return OperationForm(call, reset, target, at.reduced()[at.own])
 
 
-def alltoall(at: Place) -> Form:
+def alltoall(at: RankData) -> OperationForm:
     def call() -> None:
         at.calls.all_to_all_single(at.result, at.mine, group=at.group)
 
-    return Form(call, lambda: at.result.fill_(0), at.result, at.parts(at.own))
+    return OperationForm(call, lambda: at.result.fill_(0), at.result, at.parts(at.own))
 
 
-def sendrecv(at: Place) -> Form:
+def sendrecv(at: RankData) -> OperationForm:
     """Each rank sends to the next and receives from the previous one."""
     after, before = (at.rank + 1) % at.world, (at.rank - 1) % at.world
 
@@ -184,10 +184,10 @@ def sendrecv(at: Place) -> Form:
         if work is not None:
             work.wait()
 
-    return Form(call, lambda: at.result.fill_(0), at.result, at.values(before))
+    return OperationForm(call, lambda: at.result.fill_(0), at.result, at.values(before))
 
 
-def gather(at: Place) -> Form:
+def gather(at: RankData) -> OperationForm:
     here = at.rank == at.root
     source = at.mine[: at.each].clone()
     into = list(at.result.split(at.each)) if here else None
@@ -195,20 +195,20 @@ def gather(at: Place) -> Form:
     def call() -> None:
         at.calls.gather(source, into, at.root, group=at.group)
 
-    return Form(call, lambda: at.result.fill_(0), at.result, at.parts() if here else None)
+    return OperationForm(call, lambda: at.result.fill_(0), at.result, at.parts() if here else None)
 
 
-def scatter(at: Place) -> Form:
+def scatter(at: RankData) -> OperationForm:
     pieces = list(at.mine.split(at.each)) if at.rank == at.root else None
     target = at.result[: at.each].clone()
 
     def call() -> None:
         at.calls.scatter(target, pieces, at.root, group=at.group)
 
-    return Form(call, lambda: target.fill_(0), target, at.values(at.root)[at.own])
+    return OperationForm(call, lambda: target.fill_(0), target, at.values(at.root)[at.own])
 
 
-FORMS: dict[Operation, Callable[[Place], Form]] = {
+FORMS: dict[Operation, Callable[[RankData], OperationForm]] = {
     "all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter,
     "alltoall": alltoall, "broadcast": broadcast, "reduce": reduce, "sendrecv": sendrecv,
     "gather": gather, "scatter": scatter,

@@ -22,7 +22,7 @@ Tell = Callable[[object], None]  # from a rank to its parent
 Enter = Callable[[int], None]  # called by each rank first: goes to the rank's host
 
 
-class RankFailed(CairnError):
+class BenchRankFailed(CairnError):
     """A rank raised an exception or its process died."""
 
 
@@ -94,7 +94,7 @@ def _collect(
         silent = [rank for rank in range(len(pipes)) if rank not in results]
         ready = wait([pipes[rank] for rank in silent], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise RankFailed(f"ranks {silent} did not end within {timeout_s:g} s")
+            raise BenchRankFailed(f"ranks {silent} did not end within {timeout_s:g} s")
         for rank in silent:
             if pipes[rank] not in ready:
                 continue
@@ -107,7 +107,7 @@ def _collect(
                 case "refused":
                     raise value
                 case _:
-                    raise RankFailed(f"rank {rank} failed:\n{value}")
+                    raise BenchRankFailed(f"rank {rank} failed:\n{value}")
     return [results[rank] for rank in range(len(pipes))]
 
 
@@ -116,4 +116,4 @@ def _receive(rank: int, pipe: Connection, process: Any) -> tuple[str, Any]:
         return pipe.recv()
     except EOFError:
         process.join(5)
-        raise RankFailed(f"rank {rank} died with exit status {process.exitcode}") from None
+        raise BenchRankFailed(f"rank {rank} died with exit status {process.exitcode}") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cairn.comm.bench_operations import REDUCING
-from cairn.comm.bench_spec import Row, Spec, Timing
+from cairn.comm.bench_spec import BenchRow, BenchTiming, Spec
 from cairn.comm.bench_sweep import bus_factor
 from cairn.core.units import format_bytes
 from cairn.report.page import Markup, facts, heading, join, page, paragraph, table
@@ -39,14 +39,18 @@ def figure(value: float, width: int) -> str:
     return f"{value:{width}.0f}" if digits < width + 1 else f"{value:{width}.1e}"
 
 
-def bandwidths(spec: Spec, row: Row, timing: Timing, ranks: int) -> tuple[float, float]:
+def bandwidths(spec: Spec, row: BenchRow, timing: BenchTiming, ranks: int) -> tuple[float, float]:
     """Algorithm and bus bandwidth in GB/s."""
     algorithm = row.size / (timing.mean_us * 1e3)
     return algorithm, algorithm * bus_factor(spec.operation, ranks)
 
 
 def lines(
-    spec: Spec, rows: Sequence[Row], ranks: int, per_iteration: bool = False, stamped: bool = False
+    spec: Spec,
+    rows: Sequence[BenchRow],
+    ranks: int,
+    per_iteration: bool = False,
+    stamped: bool = False,
 ) -> list[str]:
     """A table for each backend."""
     text = [
@@ -68,7 +72,7 @@ def lines(
 
 def document(
     spec: Spec,
-    rows: Sequence[Row],
+    rows: Sequence[BenchRow],
     ranks: int,
     *,
     args: Sequence[str],
@@ -114,7 +118,7 @@ def document(
     }
 
 
-def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
+def plots(spec: Spec, rows: Sequence[BenchRow], ranks: int, started: str) -> str:
     """A page of its own: time, bandwidth and the ratio to the first backend over the size."""
     types = ", ".join(dict.fromkeys(row.type for row in rows))
     about = {"started": started, "type": types, "iterations": str(spec.iterations)}
@@ -129,13 +133,13 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     )
 
 
-def _namer(rows: Sequence[Row]) -> Callable[[Row], str]:
+def _namer(rows: Sequence[BenchRow]) -> Callable[[BenchRow], str]:
     """Label a row by its backend, and by type and reduction if there are several."""
     several = len({(row.type, row.reduction) for row in rows}) > 1
     return lambda row: f"{row.backend} {row.type} {row.reduction}" if several else row.backend
 
 
-def _charts(spec: Spec, rows: Sequence[Row], ranks: int) -> list[Markup]:
+def _charts(spec: Spec, rows: Sequence[BenchRow], ranks: int) -> list[Markup]:
     label = _namer(rows)
 
     def series(value: Any) -> list[Series]:
@@ -144,7 +148,7 @@ def _charts(spec: Spec, rows: Sequence[Row], ranks: int) -> list[Markup]:
             for name in dict.fromkeys(map(label, rows))
         ]
 
-    def beside(row: Row) -> float:
+    def beside(row: BenchRow) -> float:
         base = first[row.size, row.type, row.reduction]
         return row.out_of_place.quantile(0.5) / base.out_of_place.quantile(0.5)
 
@@ -183,7 +187,7 @@ def _charts(spec: Spec, rows: Sequence[Row], ranks: int) -> list[Markup]:
     return charts
 
 
-def _sizes_table(spec: Spec, rows: Sequence[Row], ranks: int) -> Markup:
+def _sizes_table(spec: Spec, rows: Sequence[BenchRow], ranks: int) -> Markup:
     label = _namer(rows)
     table_rows = [
         [
@@ -200,12 +204,12 @@ def _sizes_table(spec: Spec, rows: Sequence[Row], ranks: int) -> Markup:
     return table(headings, table_rows)
 
 
-def wrong_of(rows: Sequence[Row]) -> int:
+def wrong_of(rows: Sequence[BenchRow]) -> int:
     every = [timing for row in rows for timing in (row.out_of_place, row.in_place) if timing]
     return sum(timing.wrong or 0 for timing in every)
 
 
-def average(spec: Spec, rows: Sequence[Row], ranks: int) -> float:
+def average(spec: Spec, rows: Sequence[BenchRow], ranks: int) -> float:
     """Mean bus bandwidth over all sizes, in place and out of place."""
     bandwidth = [
         bandwidths(spec, row, timing, ranks)[1]
@@ -229,7 +233,7 @@ def _heads(per_iteration: bool) -> list[str]:
     return [over.rstrip(), names + body + body, below + units + units]
 
 
-def _line(spec: Spec, row: Row, ranks: int, per_iteration: bool) -> str:
+def _line(spec: Spec, row: BenchRow, ranks: int, per_iteration: bool) -> str:
     reduction, root = _labels(spec, row)
     text = f"{row.size:>12}  {row.count:>12}  {row.type:>8}  {reduction:>6}  {root:>6}"
     for timing in (row.out_of_place, row.in_place):
@@ -249,13 +253,13 @@ def _line(spec: Spec, row: Row, ranks: int, per_iteration: bool) -> str:
     return text
 
 
-def _labels(spec: Spec, row: Row) -> tuple[str, int]:
+def _labels(spec: Spec, row: BenchRow) -> tuple[str, int]:
     """`none` and -1 where there is no reduction and no root, as nccl-tests has it."""
     rooted = spec.operation in ("broadcast", "reduce", "gather", "scatter")
     return row.reduction if spec.operation in REDUCING else "none", spec.root if rooted else -1
 
 
-def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
+def _result(spec: Spec, row: BenchRow, ranks: int) -> dict[str, Any]:
     reduction, root = _labels(spec, row)
     fields: dict[str, Any] = {
         "backend": row.backend,
@@ -283,7 +287,7 @@ def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
     return fields
 
 
-def _statistics(timing: Timing) -> dict[str, Any]:
+def _statistics(timing: BenchTiming) -> dict[str, Any]:
     times, mean = timing.times_us, timing.mean_us
     deviation = math.sqrt(sum((time - mean) ** 2 for time in times) / len(times))
     return {

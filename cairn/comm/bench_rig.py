@@ -32,7 +32,7 @@ HOLD = (
 )
 
 
-class Shape(NamedTuple):
+class LinkShape(NamedTuple):
     mbit: float = 1000.0  # of each host's link, in each direction
     burst: str = "128kb"
     queue: str = "20ms"  # longest wait in the queue of a link
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 class Rig:
     """`with Rig(4, Shape(mbit=1000)) as rig: ... rig.enter(host)` in a process of its own."""
 
-    def __init__(self, hosts: int, shape: Shape | list[Shape] = Shape()) -> None:  # noqa: B008
+    def __init__(self, hosts: int, shape: LinkShape | list[LinkShape] = LinkShape()) -> None:  # noqa: B008
         self.shapes = shape if isinstance(shape, list) else [shape] * hosts
         self._holders: list[subprocess.Popen[bytes]] = []
         self.hosts = hosts

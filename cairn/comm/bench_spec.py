@@ -25,7 +25,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     store: str = ""  # a file in which the ranks find each other
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class BenchTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Microseconds of every iteration, each by its slowest rank (`of_ranks`)."""
 
     times_us: list[float]
@@ -39,12 +39,12 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         return float(np.quantile(self.times_us, share))
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     type: str
     reduction: str
     size: int
     count: int
-    out_of_place: Timing
-    in_place: Timing | None  # None: the operation has no such form
+    out_of_place: BenchTiming
+    in_place: BenchTiming | None  # None: the operation has no such form
     at: str = ""  # when it was done

@@ -15,8 +15,16 @@ import torch
 import torch.distributed as dist
 
 from cairn.comm import bench_mpi
-from cairn.comm.bench_operations import FORMS, NEVER_IN_PLACE, SHARED, TYPES, Form, Operation, Place
-from cairn.comm.bench_spec import Row, Spec, Timing
+from cairn.comm.bench_operations import (
+    FORMS,
+    NEVER_IN_PLACE,
+    SHARED,
+    TYPES,
+    Operation,
+    OperationForm,
+    RankData,
+)
+from cairn.comm.bench_spec import BenchRow, BenchTiming, Spec
 from cairn.comm.doctor.ranks import import_backend
 
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -48,7 +56,9 @@ def missing(name: str, ranks: int) -> str | None:
     return bench_mpi.missing() if name == "mpi" else None
 
 
-def measure(rank: int, world: int, tell: Callable[[object], None], specs: list[Spec]) -> list[Row]:
+def measure(
+    rank: int, world: int, tell: Callable[[object], None], specs: list[Spec]
+) -> list[BenchRow]:
     """Measure all specs, which have the same backends, on every rank; rank 0 reports progress and returns the rows."""
     torch.set_num_threads(1)
     groups = _groups(rank, world, specs[0])
@@ -61,7 +71,7 @@ def measure(rank: int, world: int, tell: Callable[[object], None], specs: list[S
 
 def _sweep(
     rank: int, world: int, tell: Callable[[object], None], spec: Spec, groups: dict[str, Any]
-) -> list[Row]:
+) -> list[BenchRow]:
     rows = []
     for size in spec.sizes:
         count = elements(spec, size, world)
@@ -74,7 +84,7 @@ def _sweep(
                 timings[backend, in_place] = timing
         for backend in groups:
             rows.append(
-                Row(
+                BenchRow(
                     backend=backend,
                     type=spec.type,
                     reduction=spec.reduction,
@@ -105,7 +115,7 @@ def _groups(rank: int, world: int, spec: Spec) -> dict[str, Any]:
 
 def _timed(
     spec: Spec, rank: int, world: int, count: int, in_place: bool, groups: dict[str, Any]
-) -> dict[str, Timing]:
+) -> dict[str, BenchTiming]:
     prepared = {
         name: _form(spec, rank, world, count, in_place, group, name)
         for name, group in groups.items()
@@ -135,7 +145,7 @@ def _timed(
             summed = torch.tensor([count_wrong])
             dist.all_reduce(summed)
             count_wrong = int(summed)
-        timings[name] = Timing(times_us=whole, wrong=count_wrong)
+        timings[name] = BenchTiming(times_us=whole, wrong=count_wrong)
     return timings
 
 
@@ -154,7 +164,7 @@ def _of_ranks(mine: torch.Tensor, spec: Spec, world: int) -> list[float]:
     return mine.tolist()
 
 
-def _wrong(form: Form) -> int:
+def _wrong(form: OperationForm) -> int:
     if form.expected is None:
         return 0
     return int((form.result.cpu() != form.expected).sum())
@@ -162,10 +172,10 @@ def _wrong(form: Form) -> int:
 
 def _form(
     spec: Spec, rank: int, world: int, count: int, in_place: bool, group: Any, backend: str
-) -> Form:
+) -> OperationForm:
     """The call of the operation on tensors of its own, until it is done on the device."""
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
-    place = Place(
+    place = RankData(
         rank,
         world,
         count,

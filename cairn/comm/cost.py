@@ -20,17 +20,17 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from cairn.comm.nccl_tests import Point
+from cairn.comm.nccl_tests import SweepPoint
 from cairn.comm.schedule.ops import Collective
 from cairn.core.errors import ConfigError, did_you_mean
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class LinkCost(msgspec.Struct, frozen=True, kw_only=True):
     alpha_us: float  # from posting a message to having it, without its bytes
     gb_per_s: float  # 1e9 bytes, in each direction
 
 
-class Shape(NamedTuple):
+class AlgorithmShape(NamedTuple):
     steps: float
     traffic: float  # vectors
 
@@ -48,7 +48,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
+class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     """us = latency_us + ramp_us * sqrt(MiB) + bytes / (1000 * gb_per_s)"""
 
     latency_us: float
@@ -75,10 +75,10 @@ def _share(n: int) -> float:
     return (n - 1) / n
 
 
-def _halving(n: int) -> Shape:
+def _halving(n: int) -> AlgorithmShape:
     power = 1 << (n.bit_length() - 1)
     fold = power != n
-    return Shape(2 * _log2_up(power) + 2 * fold, 2 * _share(power) + fold)
+    return AlgorithmShape(2 * _log2_up(power) + 2 * fold, 2 * _share(power) + fold)
 
 
 def _bruck_distance(n: int) -> float:
@@ -91,27 +91,27 @@ def _bruck_distance(n: int) -> float:
     return total / n
 
 
-CLOSED: dict[Collective, dict[str, Callable[[int], Shape]]] = {
+CLOSED: dict[Collective, dict[str, Callable[[int], AlgorithmShape]]] = {
     "all_reduce": {
-        "ring": lambda n: Shape(2 * (n - 1), 2 * _share(n)),
-        "pat": lambda n: Shape(2 * _log2_up(n), 2 * _share(n)),
-        "bruck": lambda n: Shape(2 * _log2_up(n), 2 * _share(n)),
-        "two_shot": lambda n: Shape(2, 2 * _share(n)),
-        "one_shot": lambda n: Shape(1, n - 1),
+        "ring": lambda n: AlgorithmShape(2 * (n - 1), 2 * _share(n)),
+        "pat": lambda n: AlgorithmShape(2 * _log2_up(n), 2 * _share(n)),
+        "bruck": lambda n: AlgorithmShape(2 * _log2_up(n), 2 * _share(n)),
+        "two_shot": lambda n: AlgorithmShape(2, 2 * _share(n)),
+        "one_shot": lambda n: AlgorithmShape(1, n - 1),
         "halving_doubling": _halving,
     },
     "all_gather": {
-        "ring": lambda n: Shape(n - 1, _share(n)),
-        "pat": lambda n: Shape(_log2_up(n), _share(n)),
-        "bruck": lambda n: Shape(_log2_up(n), _share(n)),
-        "direct": lambda n: Shape(1, _share(n)),
+        "ring": lambda n: AlgorithmShape(n - 1, _share(n)),
+        "pat": lambda n: AlgorithmShape(_log2_up(n), _share(n)),
+        "bruck": lambda n: AlgorithmShape(_log2_up(n), _share(n)),
+        "direct": lambda n: AlgorithmShape(1, _share(n)),
     },
     "all_to_all": {
-        "pairwise": lambda n: Shape(n - 1, _share(n)),
-        "bruck": lambda n: Shape(_log2_up(n), _bruck_distance(n)),
+        "pairwise": lambda n: AlgorithmShape(n - 1, _share(n)),
+        "bruck": lambda n: AlgorithmShape(_log2_up(n), _bruck_distance(n)),
     },
     "broadcast": {
-        "binomial": lambda n: Shape(n.bit_length() - 1, _log2_up(n)),
+        "binomial": lambda n: AlgorithmShape(n.bit_length() - 1, _log2_up(n)),
     },
 }
 CLOSED["reduce_scatter"] = CLOSED["all_gather"]
@@ -121,7 +121,7 @@ Sending = Literal["together", "one_by_one"]
 DIRECT = ("two_shot", "one_shot", "direct")
 
 
-def shape_of(collective: Collective, name: str, ranks: int) -> Shape:
+def shape_of(collective: Collective, name: str, ranks: int) -> AlgorithmShape:
     """Steps and traffic in closed form, for any number of ranks."""
     shapes = CLOSED[collective]
     if name not in shapes:
@@ -131,11 +131,11 @@ def shape_of(collective: Collective, name: str, ranks: int) -> Shape:
         )
     if ranks < 1:
         raise ConfigError(f"a collective of {ranks} ranks", hint="it needs at least one")
-    return shapes[name](ranks) if ranks > 1 else Shape(0, 0)
+    return shapes[name](ranks) if ranks > 1 else AlgorithmShape(0, 0)
 
 
 def estimate(
-    collective: Collective, name: str, ranks: int, size: int, link: Link, sending: Sending
+    collective: Collective, name: str, ranks: int, size: int, link: LinkCost, sending: Sending
 ) -> Estimate:
     """`sending`: whether a rank can post to all its peers at once, or pays alpha for each."""
     shape = shape_of(collective, name, ranks)
@@ -145,7 +145,7 @@ def estimate(
 
 
 def choose(
-    collective: Collective, ranks: int, size: int, link: Link, sending: Sending = "one_by_one"
+    collective: Collective, ranks: int, size: int, link: LinkCost, sending: Sending = "one_by_one"
 ) -> list[Estimate]:
     """Every schedule with a closed form, fastest first; equals keep the order of the table."""
     if size < 0 or link.alpha_us < 0 or link.gb_per_s <= 0:
@@ -157,7 +157,7 @@ def choose(
     return sorted(rows, key=lambda row: row.us)
 
 
-def fit(points: list[Point]) -> Fit:
+def fit(points: list[SweepPoint]) -> LinkFit:
     """Least squares on relative errors; no constant is below zero."""
     if len({point.bytes for point in points}) < 3:
         raise ConfigError(
@@ -184,7 +184,7 @@ def fit(points: list[Point]) -> Fit:
     if best is None:
         raise ConfigError("the times do not grow with the size", hint="measure larger messages too")
     errors = np.abs(weighted @ best - 1)
-    return Fit(
+    return LinkFit(
         latency_us=float(best[0]),
         ramp_us=float(best[1]),
         gb_per_s=float(1 / best[2]),

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 
-from cairn.comm.nccl_tests import Point
+from cairn.comm.nccl_tests import SweepPoint
 from cairn.comm.schedule.ops import Collective
 from cairn.core.errors import ConfigError, did_you_mean
 
@@ -106,7 +106,7 @@ FABRICS: dict[str, Fabric] = {
 }  # fmt: skip
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class NcclCluster(msgspec.Struct, frozen=True, kw_only=True):
     fabric: Fabric
     gpus: int  # of each NVLink domain
     nodes: int
@@ -118,7 +118,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.gpus * self.nodes
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+class NcclCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of one machine, of which three are fitted; as they stand the model is NCCL's own."""
 
     launch_us: float = 0.0
@@ -127,22 +127,22 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     hop_us: float = 0.0
     nic_gb_per_s: float | None = None  # None: as the cluster says
 
-    def applied(self, cluster: Cluster) -> Cluster:
+    def applied(self, cluster: NcclCluster) -> NcclCluster:
         """The cluster with the network that was found."""
         nic = cluster.nic_gb_per_s if self.nic_gb_per_s is None else self.nic_gb_per_s
         return msgspec.structs.replace(cluster, nic_gb_per_s=nic, hop_us=self.hop_us)
 
 
-UNCALIBRATED = Calibration()
+UNCALIBRATED = NcclCalibration()
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class NcclChoice(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: Algorithm
     protocol: Protocol
     us: float
 
 
-def cluster_of(fabric: str, gpus: int, nodes: int = 1, nic_gb_per_s: float = 50.0) -> Cluster:
+def cluster_of(fabric: str, gpus: int, nodes: int = 1, nic_gb_per_s: float = 50.0) -> NcclCluster:
     if fabric not in FABRICS:
         raise ConfigError(
             f"unknown fabric '{fabric}'",
@@ -155,12 +155,15 @@ def cluster_of(fabric: str, gpus: int, nodes: int = 1, nic_gb_per_s: float = 50.
         )
     if nic_gb_per_s <= 0:
         raise ConfigError(f"a network of {nic_gb_per_s} GB/s", hint="400 Gbit/s are 50 GB/s")
-    return Cluster(fabric=FABRICS[fabric], gpus=gpus, nodes=nodes, nic_gb_per_s=nic_gb_per_s)
+    return NcclCluster(fabric=FABRICS[fabric], gpus=gpus, nodes=nodes, nic_gb_per_s=nic_gb_per_s)
 
 
 def times(
-    cluster: Cluster, collective: Collective, size: int, calibration: Calibration = UNCALIBRATED
-) -> list[Choice]:
+    cluster: NcclCluster,
+    collective: Collective,
+    size: int,
+    calibration: NcclCalibration = UNCALIBRATED,
+) -> list[NcclChoice]:
     """Every algorithm and protocol that can do it, fastest first."""
     cluster = calibration.applied(cluster)
     shared = calibration.launch_us + calibration.ramp_us * math.sqrt(size / (1 << 20))
@@ -178,19 +181,22 @@ def times(
         if (algorithm, protocol, collective) == ("ring", "simple", "all_reduce"):
             delay *= RING_PLATEAU if cluster.nodes > 1 and slice_bytes >= 64 else 1.0
         us = shared + delay + size / (1e3 * rate * calibration.scale)
-        choices.append(Choice(algorithm=algorithm, protocol=protocol, us=us))
+        choices.append(NcclChoice(algorithm=algorithm, protocol=protocol, us=us))
     return sorted(choices, key=lambda choice: choice.us)
 
 
 def choose(
-    cluster: Cluster, collective: Collective, size: int, calibration: Calibration = UNCALIBRATED
-) -> Choice:
+    cluster: NcclCluster,
+    collective: Collective,
+    size: int,
+    calibration: NcclCalibration = UNCALIBRATED,
+) -> NcclChoice:
     """The algorithm and protocol that NCCL uses for a vector of this size."""
     return times(cluster, collective, size, calibration)[0]
 
 
 def bandwidth(
-    cluster: Cluster, collective: Collective, algorithm: Algorithm, protocol: Protocol
+    cluster: NcclCluster, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Bytes of the vector per nanosecond (GB/s); 0 where NCCL does not have the pair."""
     n, fabric = cluster.ranks, cluster.fabric
@@ -216,7 +222,7 @@ def bandwidth(
 
 
 def latency_us(
-    cluster: Cluster, collective: Collective, algorithm: Algorithm, protocol: Protocol
+    cluster: NcclCluster, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     which = PROTOCOLS.index(protocol)
     near, far = NVLINK_HOP_US[algorithm][which], NETWORK_HOP_US[algorithm][which]
@@ -242,7 +248,7 @@ def latency_us(
     return base + levels * far / 3.5 + cluster.ranks * 2.8  # PAT's latency still has a linear part
 
 
-def calibrate(cluster: Cluster, points: list[Point]) -> tuple[Calibration, float]:
+def calibrate(cluster: NcclCluster, points: list[SweepPoint]) -> tuple[NcclCalibration, float]:
     """The constants that fit an all-reduce sweep best, and the median relative error they leave.
 
     Launch and ramp enter linearly and are solved for; scale is searched.
@@ -255,7 +261,7 @@ def calibrate(cluster: Cluster, points: list[Point]) -> tuple[Calibration, float
     return best, median_error(cluster, points, best)
 
 
-def held_out_errors(cluster: Cluster, points: list[Point]) -> list[float]:
+def held_out_errors(cluster: NcclCluster, points: list[SweepPoint]) -> list[float]:
     """Prediction error of each point under a calibration fitted without it."""
     model = _model(cluster, points)
     errors = []
@@ -268,7 +274,9 @@ def held_out_errors(cluster: Cluster, points: list[Point]) -> list[float]:
     return errors
 
 
-def median_error(cluster: Cluster, points: list[Point], calibration: Calibration) -> float:
+def median_error(
+    cluster: NcclCluster, points: list[SweepPoint], calibration: NcclCalibration
+) -> float:
     errors = [
         abs(choose(cluster, "all_reduce", point.bytes, calibration).us / point.us - 1)
         for point in points
@@ -276,11 +284,11 @@ def median_error(cluster: Cluster, points: list[Point], calibration: Calibration
     return float(np.median(errors))
 
 
-def _model(cluster: Cluster, points: list[Point]) -> np.ndarray:
+def _model(cluster: NcclCluster, points: list[SweepPoint]) -> np.ndarray:
     """[scales, points]: microseconds before launch and ramp."""
     rows = [
         [
-            choose(cluster, "all_reduce", point.bytes, Calibration(scale=float(scale))).us
+            choose(cluster, "all_reduce", point.bytes, NcclCalibration(scale=float(scale))).us
             for point in points
         ]
         for scale in SCALES
@@ -288,7 +296,7 @@ def _model(cluster: Cluster, points: list[Point]) -> np.ndarray:
     return np.array(rows)
 
 
-def _best(points: list[Point], model: np.ndarray) -> Calibration:
+def _best(points: list[SweepPoint], model: np.ndarray) -> NcclCalibration:
     size = np.array([point.bytes for point in points], dtype=float)
     measured = np.array([point.us for point in points])
     best, least = UNCALIBRATED, math.inf
@@ -297,7 +305,7 @@ def _best(points: list[Point], model: np.ndarray) -> Calibration:
         predicted = row + launch + ramp * np.sqrt(size / (1 << 20))
         loss = float(np.mean(np.abs(predicted / measured - 1)))
         if loss < least:
-            best, least = Calibration(launch_us=launch, ramp_us=ramp, scale=float(scale)), loss
+            best, least = NcclCalibration(launch_us=launch, ramp_us=ramp, scale=float(scale)), loss
     return best
 
 
@@ -324,7 +332,7 @@ def _ring_steps(collective: Collective, ranks: int) -> int:
     return ranks - 1 if collective in ("all_gather", "reduce_scatter") else ranks
 
 
-def _ring_bus(cluster: Cluster, wire: float, protocol: Protocol) -> float:
+def _ring_bus(cluster: NcclCluster, wire: float, protocol: Protocol) -> float:
     fabric = cluster.fabric
     match protocol:
         case "ll":
@@ -334,7 +342,7 @@ def _ring_bus(cluster: Cluster, wire: float, protocol: Protocol) -> float:
     return wire
 
 
-def _tree_bus(cluster: Cluster, wire: float, protocol: Protocol) -> float:
+def _tree_bus(cluster: NcclCluster, wire: float, protocol: Protocol) -> float:
     fabric, scale = cluster.fabric, min(cluster.nodes, 3) - 1
     bus = min(0.92 * wire, fabric.channels * fabric.tree_channel_gb_per_s[scale])
     match protocol:
@@ -352,13 +360,13 @@ def _nvls_bus(fabric: Fabric) -> float:
     return 2 * (channels - 1) * fabric.nvls_channel_gb_per_s * fabric.nvls_share
 
 
-def _switched(cluster: Cluster, collective: Collective, protocol: Protocol) -> bool:
+def _switched(cluster: NcclCluster, collective: Collective, protocol: Protocol) -> bool:
     """NVLS needs a switch that reduces and three GPUs or more."""
     has = cluster.fabric.nvls_channels > 0 and cluster.gpus > 2
     return has and collective == "all_reduce" and protocol == "simple"
 
 
-def _ll_limit(cluster: Cluster) -> float:
+def _ll_limit(cluster: NcclCluster) -> float:
     if cluster.nodes == 1:
         return cluster.fabric.ll_gb_per_s
     return NETWORK_LL_GB_PER_S[0 if cluster.nodes == 2 else 1]

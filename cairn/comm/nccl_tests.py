@@ -26,16 +26,16 @@ CONCLUDED = "Collective test concluded:"
 BACKEND = "# backend:"
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     bytes: int
     us: float
 
 
-class Sweep(NamedTuple):
+class MeasuredSweep(NamedTuple):
     test: str  # "" where the file does not say
     label: str  # what tells it from the others of the file; "" when it is the only one
-    points: list[Point]  # smallest first
-    least: list[Point]  # the same with the least of all that was measured, of either form
+    points: list[SweepPoint]  # smallest first
+    least: list[SweepPoint]  # the same with the least of all that was measured, of either form
     wrong: list[str]  # sizes with wrong values, in words
 
 
@@ -47,7 +47,7 @@ class _Row(NamedTuple):
     wrong: int
 
 
-def read_sweep(path: Path) -> list[Point]:
+def read_sweep(path: Path) -> list[SweepPoint]:
     """The all-reduce of a file, to calibrate by; one backend, one type."""
     sweeps = read_sweeps(path)
     others = [sweep.test for sweep in sweeps if sweep.test not in ("", TEST)]
@@ -59,7 +59,7 @@ def read_sweep(path: Path) -> list[Point]:
     return sweeps[0].points
 
 
-def read_sweeps(path: Path) -> list[Sweep]:
+def read_sweeps(path: Path) -> list[MeasuredSweep]:
     """Every sweep of a file, in its order."""
     try:
         text = path.read_text()
@@ -78,17 +78,17 @@ def read_sweeps(path: Path) -> list[Sweep]:
     return [_sweep(kind, [row for row in rows if row.kind == kind], differing) for kind in kinds]
 
 
-def _sweep(kind: tuple[str, ...], rows: list[_Row], differing: list[int]) -> Sweep:
+def _sweep(kind: tuple[str, ...], rows: list[_Row], differing: list[int]) -> MeasuredSweep:
     best: dict[int, float] = {}
     least: dict[int, float] = {}
     for row in rows:
         best[row.bytes] = min(best.get(row.bytes, math.inf), row.us)
         least[row.bytes] = min(least.get(row.bytes, math.inf), row.least)
-    return Sweep(
+    return MeasuredSweep(
         test=kind[0],
         label=" ".join(kind[place] for place in differing),
-        points=[Point(size, us) for size, us in sorted(best.items())],
-        least=[Point(size, us) for size, us in sorted(least.items())],
+        points=[SweepPoint(size, us) for size, us in sorted(best.items())],
+        least=[SweepPoint(size, us) for size, us in sorted(least.items())],
         wrong=[f"{row.bytes} bytes: {row.wrong} wrong values" for row in rows if row.wrong],
     )
 

@@ -20,8 +20,8 @@ import msgspec
 from cairn.comm.nccl_model import (
     NCCL_COLLECTIVES,
     Algorithm,
-    Calibration,
-    Cluster,
+    NcclCalibration,
+    NcclCluster,
     Protocol,
     choose,
 )
@@ -45,7 +45,7 @@ THREADS = 512  # of a channel
 BYTES_FOR_A_THREAD: dict[Protocol, int] = {"ll": 8, "ll128": 8, "simple": 64}
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class TunerRule(msgspec.Struct, frozen=True, kw_only=True):
     collective: Collective
     least: int  # bytes
     most: int
@@ -55,20 +55,20 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     us: float | None = None  # predicted for the largest size that was looked at; None: the fallback
 
 
-def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule]:
+def rules(cluster: NcclCluster, calibration: NcclCalibration, largest: int) -> list[TunerRule]:
     """The fastest algorithm and protocol of each collective by size, evaluated at two sizes for each power of two."""
     sizes = [SMALLEST]
     while sizes[-1] < largest:
         power = SMALLEST << (len(sizes) // 2)
         sizes.append(power * 3 // 2 if len(sizes) % 2 else power)
-    table: list[Rule] = []
+    table: list[TunerRule] = []
     for collective in NCCL_COLLECTIVES:
-        mine: list[Rule] = []
+        mine: list[TunerRule] = []
         for place, size in enumerate(sizes):
             best = choose(cluster, collective, size, calibration)
             channels = channels_for(cluster, best.algorithm, best.protocol, size)
             last = place == len(sizes) - 1
-            rule = Rule(
+            rule = TunerRule(
                 collective=collective,
                 least=mine[-1].most + 1 if mine else 0,
                 most=LAST_BYTE if last else size,
@@ -84,7 +84,7 @@ def rules(cluster: Cluster, calibration: Calibration, largest: int) -> list[Rule
     return table
 
 
-def channels_for(cluster: Cluster, algorithm: Algorithm, protocol: Protocol, size: int) -> int:
+def channels_for(cluster: NcclCluster, algorithm: Algorithm, protocol: Protocol, size: int) -> int:
     """Number of channels, reduced as NCCL does while a thread would have less than its share of bytes."""
     fabric = cluster.fabric
     channels = fabric.nvls_channels if algorithm in ("nvls", "nvls_tree") else fabric.channels
@@ -96,7 +96,7 @@ def channels_for(cluster: Cluster, algorithm: Algorithm, protocol: Protocol, siz
     return channels
 
 
-def render(cluster: Cluster, chosen: list[Rule]) -> str:
+def render(cluster: NcclCluster, chosen: list[TunerRule]) -> str:
     """The text of the file."""
     head = (
         "# NCCL tuner configuration, written by `cairn comm tune`",
@@ -140,8 +140,8 @@ def read(text: str) -> list[tuple[str, int, int, str, str, int, int, int, int, i
     return rows
 
 
-def _fallback(cluster: Cluster, collective: Collective) -> Rule:
-    return Rule(
+def _fallback(cluster: NcclCluster, collective: Collective) -> TunerRule:
+    return TunerRule(
         collective=collective,
         least=0,
         most=LAST_BYTE,
@@ -151,7 +151,7 @@ def _fallback(cluster: Cluster, collective: Collective) -> Rule:
     )
 
 
-def _same(one: Rule, other: Rule) -> bool:
+def _same(one: TunerRule, other: TunerRule) -> bool:
     return (one.algorithm, one.protocol, one.channels) == (
         other.algorithm,
         other.protocol,

@@ -9,19 +9,19 @@ import msgspec
 import numpy as np
 
 from cairn.comm.nccl_model import (
-    Calibration,
+    NcclCalibration,
     calibrate,
     choose,
     cluster_of,
     held_out_errors,
     median_error,
 )
-from cairn.comm.published import ALL_REDUCE, Sweep
+from cairn.comm.published import ALL_REDUCE, PublishedSweep
 
-LAUNCH = Calibration(launch_us=20.0)  # the model as NCCL has it, and a guess for the launch
+LAUNCH = NcclCalibration(launch_us=20.0)  # the model as NCCL has it, and a guess for the launch
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     published_us: float
     predicted_us: float
@@ -32,32 +32,32 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted_us / self.published_us - 1
 
 
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
+class ModelValidation(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     source: str
-    calibration: Calibration
+    calibration: NcclCalibration
     uncalibrated: float  # median relative errors
     calibrated: float
     held_out: float
     worst: float
-    rows: list[Row]
+    rows: list[SweepRow]
 
 
-def validate(sweep: Sweep) -> Validation:
+def validate(sweep: PublishedSweep) -> ModelValidation:
     cluster = cluster_of(sweep.fabric, sweep.gpus, sweep.nodes, sweep.nic_gb_per_s)
     calibration, error = calibrate(cluster, sweep.points)
     rows = []
     for point in sweep.points:
         best = choose(cluster, "all_reduce", point.bytes, calibration)
         rows.append(
-            Row(
+            SweepRow(
                 bytes=point.bytes,
                 published_us=point.us,
                 predicted_us=best.us,
                 algorithm=f"{best.algorithm}/{best.protocol}",
             )
         )
-    return Validation(
+    return ModelValidation(
         name=sweep.name,
         source=sweep.source,
         calibration=calibration,
@@ -69,5 +69,5 @@ def validate(sweep: Sweep) -> Validation:
     )
 
 
-def validate_all() -> list[Validation]:
+def validate_all() -> list[ModelValidation]:
     return [validate(sweep) for sweep in ALL_REDUCE]

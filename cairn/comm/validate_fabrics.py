@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from cairn.comm.nccl_model import Calibration, Cluster, calibrate, choose, cluster_of
+from cairn.comm.nccl_model import NcclCalibration, NcclCluster, calibrate, choose, cluster_of
 from cairn.comm.published import (
     ALL_REDUCE,
     DEEPEP,
@@ -25,10 +25,10 @@ from cairn.comm.published import (
     DEEPEP_TOKENS,
     SWITCHES,
     ExpertFigure,
-    Sweep,
+    PublishedSweep,
     Switch,
 )
-from cairn.comm.simulate.experts import Exchange, Machine, direct_us, forwarded_gb_per_s
+from cairn.comm.simulate.experts import ExpertExchange, ExpertMachine, direct_us, forwarded_gb_per_s
 from cairn.comm.simulate.fabrics import (
     Domain,
     Domains,
@@ -65,7 +65,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted / self.published - 1
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class FabricError(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of one model on one fabric."""
 
     fabric: str
@@ -91,14 +91,14 @@ class SwitchPoint(msgspec.Struct, frozen=True, kw_only=True):
         return max(ratio, 1 / ratio)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    compared: list[Compared]
+class FabricReport(msgspec.Struct, frozen=True, kw_only=True):
+    compared: list[FabricError]
     switches: list[SwitchPoint]
     median_error: dict[str, float]  # of each model, over all figures
     ok: bool
 
 
-def report() -> Report:
+def report() -> FabricReport:
     sweeps = {sweep.name: sweep for sweep in ALL_REDUCE}
     compared, fits = [], {}
     for fabric, names in FABRICS.items():
@@ -120,10 +120,10 @@ def report() -> Report:
     # What is chosen is the business of the cost model: the tuner of NCCL is its pattern.
     chosen = [point.factor for point in switches if point.model == "cost"]
     ok = all(row.median_error <= GOAL for row in compared) and max(chosen) <= 2
-    return Report(compared=compared, switches=switches, median_error=median, ok=ok)
+    return FabricReport(compared=compared, switches=switches, median_error=median, ok=ok)
 
 
-def markdown(comparison: Report) -> str:
+def markdown(comparison: FabricReport) -> str:
     """Fabrics first, then every figure."""
     lines = _head("fabric | model | figures | median error | worst | three constants")
     for row in comparison.compared:
@@ -154,7 +154,7 @@ def markdown(comparison: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _paired(comparison: Report) -> dict[tuple[str, str], dict[Model, Figure]]:
+def _paired(comparison: FabricReport) -> dict[tuple[str, str], dict[Model, Figure]]:
     rows: dict[tuple[str, str], dict[Model, Figure]] = {}
     for row in comparison.compared:
         for figure in row.figures:
@@ -166,11 +166,11 @@ def _head(columns: str) -> list[str]:
     return [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
 
 
-def _cluster(sweep: Sweep) -> Cluster:
+def _cluster(sweep: PublishedSweep) -> NcclCluster:
     return cluster_of(sweep.fabric, sweep.gpus, sweep.nodes, sweep.nic_gb_per_s)
 
 
-def _cost(fabric: str, group: list[Sweep]) -> Compared:
+def _cost(fabric: str, group: list[PublishedSweep]) -> FabricError:
     """NCCL's model; one calibration for all clusters of a fabric."""
     if len(group) == 1:
         calibration, _ = calibrate(_cluster(group[0]), group[0].points)
@@ -198,12 +198,12 @@ def _cost(fabric: str, group: list[Sweep]) -> Compared:
     return _compared(fabric, "cost", group[0].source, constants, figures)
 
 
-def _network_calibration(group: list[Sweep]) -> Calibration:
+def _network_calibration(group: list[PublishedSweep]) -> NcclCalibration:
     """Clusters of one, two and many domains: what differs between them is the network, so it is fitted."""
     points = [(_cluster(sweep), point) for sweep in group for point in sweep.points]
 
-    def calibration(x: np.ndarray) -> Calibration:
-        return Calibration(launch_us=float(x[0]), hop_us=float(x[1]), nic_gb_per_s=float(x[2]))
+    def calibration(x: np.ndarray) -> NcclCalibration:
+        return NcclCalibration(launch_us=float(x[0]), hop_us=float(x[1]), nic_gb_per_s=float(x[2]))
 
     def loss(x: np.ndarray) -> float:
         ratios = [choose(c, "all_reduce", p.bytes, calibration(x)).us / p.us for c, p in points]
@@ -212,13 +212,13 @@ def _network_calibration(group: list[Sweep]) -> Calibration:
     return calibration(descend(loss, [500.0, 200.0, 10.0]))
 
 
-def _fitted(group: list[Sweep]) -> Domain | Domains:
+def _fitted(group: list[PublishedSweep]) -> Domain | Domains:
     if len(group) == 1 and group[0].nodes == 1:
         return fit_domain(_cluster(group[0]), [(p.bytes, p.us) for p in group[0].points])
     return fit_domains([(_cluster(s), p.bytes, p.us) for s in group for p in s.points])
 
 
-def _simulated(fabric: str, group: list[Sweep], fitted: Domain | Domains) -> Compared:
+def _simulated(fabric: str, group: list[PublishedSweep], fitted: Domain | Domains) -> FabricError:
     figures = []
     for sweep in group:
         for point in sweep.points:
@@ -234,9 +234,11 @@ def _simulated(fabric: str, group: list[Sweep], fitted: Domain | Domains) -> Com
     return _compared(fabric, "simulator", group[0].source, constants, figures)
 
 
-def _experts() -> Compared:
-    def machine(x: np.ndarray) -> Machine:
-        return Machine(launch_us=float(x[0]), nic_gb_per_s=float(x[1]), nvlink_gb_per_s=float(x[2]))
+def _experts() -> FabricError:
+    def machine(x: np.ndarray) -> ExpertMachine:
+        return ExpertMachine(
+            launch_us=float(x[0]), nic_gb_per_s=float(x[1]), nvlink_gb_per_s=float(x[2])
+        )
 
     def loss(x: np.ndarray) -> float:
         candidate = machine(x)
@@ -262,11 +264,11 @@ def _experts() -> Compared:
     return _compared("H800, DeepEP", "simulator", DEEPEP_SOURCE, constants, figures)
 
 
-def _expert(one: ExpertFigure, machine: Machine) -> float:
+def _expert(one: ExpertFigure, machine: ExpertMachine) -> float:
     normal = one.kernel == "normal"
     # FP8 with a scale of four bytes for each 128 values on the way there, bfloat16 on the way back.
     width = 1 + 4 / 128 if one.way == "dispatch" else 2.0
-    exchange = Exchange(
+    exchange = ExpertExchange(
         ranks=one.ranks,
         tokens=DEEPEP_NORMAL_TOKENS if normal else DEEPEP_TOKENS,
         hidden=DEEPEP_HIDDEN,
@@ -277,7 +279,9 @@ def _expert(one: ExpertFigure, machine: Machine) -> float:
     return forwarded_gb_per_s(exchange, machine) if normal else direct_us(exchange, machine)
 
 
-def _switch(sweep: Sweep, switch: Switch, model: Model, domain: Domain | Domains) -> SwitchPoint:
+def _switch(
+    sweep: PublishedSweep, switch: Switch, model: Model, domain: Domain | Domains
+) -> SwitchPoint:
     """The first size, four for each power of two, for which the model takes the later one."""
     assert isinstance(domain, Domain), "switches are those of one domain"
     cluster = _cluster(sweep)
@@ -304,7 +308,9 @@ def _is(name: str, algorithm: str) -> bool:
     return name == algorithm or (name.startswith(algorithm) and "/" not in algorithm)
 
 
-def _figure(sweep: Sweep, size: int, published: float, predicted: float, how: str) -> Figure:
+def _figure(
+    sweep: PublishedSweep, size: int, published: float, predicted: float, how: str
+) -> Figure:
     return Figure(
         cluster=sweep.name,
         what=f"all_reduce {format_bytes(size)}",
@@ -317,9 +323,9 @@ def _figure(sweep: Sweep, size: int, published: float, predicted: float, how: st
 
 def _compared(
     fabric: str, model: Model, source: str, constants: dict[str, float], figures: list[Figure]
-) -> Compared:
+) -> FabricError:
     errors = [abs(figure.error) for figure in figures]
-    return Compared(
+    return FabricError(
         fabric=fabric,
         model=model,
         source=source,

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cairn.comm.doctor.findings import Trace, ranked
+from cairn.comm.doctor.findings import RankTrace, ranked
 from cairn.comm.doctor.flight_recorder import trace_of
 from cairn.comm.doctor.ranks import python_backend_dump
 from cairn.comm.doctor.traces import examine
@@ -38,16 +38,16 @@ CALLS = 8  # of each group, in the note of a rank that stands still
 LogLine = Callable[[str], None]
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
+class RankNote(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     host: str
     beat: int  # how many notes it has written
     moved: str  # changes whenever a collective begins or ends
-    trace: Trace | None = None  # where nothing moved for a while
+    trace: RankTrace | None = None  # where nothing moved for a while
     waits: list[str] = []  # what it is in: op and peer, also point to point
 
 
-class Board(Protocol):
+class NoteBoard(Protocol):
     """Shared storage for the notes of all ranks."""
 
     def put(self, rank: int, note: bytes) -> None: ...
@@ -55,7 +55,7 @@ class Board(Protocol):
     def close(self, rank: int) -> None: ...
 
 
-class Watch:
+class HangWatch:
     """Analysis of the notes by rank 0. Pure: the clock is an argument."""
 
     def __init__(self, world: int, patience_s: float) -> None:
@@ -63,11 +63,11 @@ class Watch:
         self.last_move: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
         self.last_beat: dict[int, tuple[int, float]] = {}  # last beat, and when
         self.last_note: dict[
-            int, Note
+            int, RankNote
         ] = {}  # of each rank the last one, also of those that have left
         self.reported = self.early = False
 
-    def look(self, notes: dict[int, Note], now: float) -> str | None:
+    def look(self, notes: dict[int, RankNote], now: float) -> str | None:
         """A sentence when there is something to say."""
         notes = self.last_note = self.last_note | notes
         for rank, note in notes.items():
@@ -90,7 +90,7 @@ class Watch:
         self.reported = True
         return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
 
-    def _stopped(self, notes: dict[int, Note], now: float) -> str | None:
+    def _stopped(self, notes: dict[int, RankNote], now: float) -> str | None:
         """A process that is stopped writes no notes: that is known long before the patience is over."""
         late = {rank: now - when for rank, (_, when) in self.last_beat.items()}
         stopped = [rank for rank, silent_s in late.items() if silent_s >= EARLY * self.patience_s]
@@ -100,13 +100,13 @@ class Watch:
         who = ", ".join(f"rank {rank} on {notes[rank].host}" for rank in stopped)
         return f"watchdog: no sign of life from {who} for {late[stopped[0]]:.0f} s: stopped, or swapped out?"
 
-    def _expects_notes(self, notes: dict[int, Note], silent: list[int]) -> bool:
+    def _expects_notes(self, notes: dict[int, RankNote], silent: list[int]) -> bool:
         """A rank writes notes, and has not written yet where it stands: on a busy machine it may only be slow."""
         here = [rank for rank in range(self.world) if rank not in silent]
         return any(rank not in notes or notes[rank].trace is None for rank in here)
 
 
-def explain(notes: dict[int, Note], silent: list[int]) -> str:
+def explain(notes: dict[int, RankNote], silent: list[int]) -> str:
     """Name the ranks that hang, their hosts and their collectives."""
     hosts = {rank: note.host for rank, note in notes.items()}
     parts = [
@@ -160,11 +160,11 @@ def watching(
 
 class _Body:
     def __init__(
-        self, rank: int, world: int, log_line: LogLine, patience_s: float, board: Board
+        self, rank: int, world: int, log_line: LogLine, patience_s: float, board: NoteBoard
     ) -> None:
         self.rank, self.log_line, self.board = rank, log_line, board
         self.world, self.host = world, socket.gethostname()
-        self.patience_s, self.watch = patience_s, Watch(world, patience_s)
+        self.patience_s, self.watch = patience_s, HangWatch(world, patience_s)
         self.beat, self.moved, self.since = 0, "", time.monotonic()
 
     def run(self, stop: threading.Event, pause: float) -> None:
@@ -174,19 +174,19 @@ class _Body:
                 if self.rank == 0:
                     self.read()
 
-    def note(self) -> Note:
+    def note(self) -> RankNote:
         status = _dump(collectives=False)
         moved = str(status.get("pg_status"))
         now, self.beat = time.monotonic(), self.beat + 1
         if moved != self.moved:
             self.moved, self.since = moved, now
         if now - self.since < self.patience_s / 2:
-            return Note(rank=self.rank, host=self.host, beat=self.beat, moved=moved)
+            return RankNote(rank=self.rank, host=self.host, beat=self.beat, moved=moved)
         dump = _dump(collectives=True)
         trace = trace_of(dump, self.rank, "watchdog")
         groups = {call.group for call in trace.calls}
         last = [c for g in groups for c in [x for x in trace.calls if x.group == g][-CALLS:]]
-        return Note(
+        return RankNote(
             rank=self.rank,
             host=self.host,
             beat=self.beat,
@@ -197,7 +197,7 @@ class _Body:
 
     def read(self) -> None:
         encoded = self.board.notes(self.world)
-        notes = {rank: msgspec.json.decode(note, type=Note) for rank, note in encoded.items()}
+        notes = {rank: msgspec.json.decode(note, type=RankNote) for rank, note in encoded.items()}
         sentence = self.watch.look(notes, time.monotonic())
         if sentence:
             self.log_line(sentence)
@@ -288,7 +288,7 @@ class StoreBoard:
         return {r: self.store.get(k) for r, k in keys.items() if self.store.check([k])}
 
 
-def _board() -> Board:
+def _board() -> NoteBoard:
     """The group's own store if it is over TCP; a file store only grows, so a folder stands in for it."""
     import torch.distributed as dist
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from cairn.compress.scaling import Fold, storable_scale
 from cairn.compress.statistics import bounded_rows
-from cairn.models.quantized.rounding import Grid, fake_quantized
+from cairn.models.quantized.rounding import QuantizationGrid, fake_quantized
 
 CANDIDATES = 20
 
 
-def best_scale(fold: Fold, grid: Grid, stored: torch.dtype) -> Tensor:
+def best_scale(fold: Fold, grid: QuantizationGrid, stored: torch.dtype) -> Tensor:
     """The scale of each input column that leaves the least error in what the matrices give out."""
     x_MK = bounded_rows(fold.inputs.sample_MK.float())
     weights = fold.weights()
@@ -43,7 +43,7 @@ def _error(
     weights: list[Tensor],
     wanted: list[Tensor],
     scale_K: Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     stored: torch.dtype,
 ) -> float:
     total = 0.0

@@ -29,7 +29,7 @@ from cairn.train.data.tokens import count
 SHIPPED = "the texts of the labs"
 
 
-class Text(NamedTuple):
+class CalibrationText(NamedTuple):
     """Windows of tokens, [B, L] each."""
 
     calibration_BL: Tensor
@@ -46,7 +46,7 @@ def read_text(
     samples: int,
     length: int,
     held_out: int,
-) -> Text:
+) -> CalibrationText:
     """`judged`: a text of its own to judge with; by default the end of `data`."""
     if length < 2:
         raise ConfigError(
@@ -70,7 +70,7 @@ def read_text(
         notes.append(
             f"{len(whole)} windows of {length} tokens calibrate, because {data or SHIPPED} has no more than that"
         )
-    return Text(whole[:samples], kept_BL, notes)
+    return CalibrationText(whole[:samples], kept_BL, notes)
 
 
 def windows(ids: list[int], length: int, where: str) -> Tensor:

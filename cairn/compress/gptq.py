@@ -20,7 +20,7 @@ from cairn.compress.scale_search import best_steps
 from cairn.core.errors import DataError
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.rounding import (
-    Grid,
+    QuantizationGrid,
     Steps,
     nearest_levels,
     planes_of,
@@ -33,13 +33,15 @@ DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal, tried in this order
 FEW_ROWS = 4  # damping is this share of columns to rows, between the first two of the above
 
 # Block [B, N], its part of U, scales, shifts, grid -> levels, errors; see `round_columns`.
-RoundColumns = Callable[[Tensor, Tensor, Tensor, Tensor | None, Grid], tuple[Tensor, Tensor]]
+RoundColumns = Callable[
+    [Tensor, Tensor, Tensor, Tensor | None, QuantizationGrid], tuple[Tensor, Tensor]
+]
 
 
 def gptq(
     w_NK: Tensor,
     hessian_KK: Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     stored: torch.dtype,
     name: str = "a matrix",
     ordered: bool = True,
@@ -117,7 +119,7 @@ def _at_given_scales(
     upper_KK: Tensor,
     steps: Steps,
     order_K: Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     columns: RoundColumns,
 ) -> Tensor:
     """Levels [K, N] of columns that stand in `order_K`."""
@@ -139,7 +141,11 @@ def _at_given_scales(
 
 
 def _group_by_group(
-    w_NK: Tensor, upper_KK: Tensor, grid: Grid, stored: torch.dtype, columns: RoundColumns
+    w_NK: Tensor,
+    upper_KK: Tensor,
+    grid: QuantizationGrid,
+    stored: torch.dtype,
+    columns: RoundColumns,
 ) -> tuple[Tensor, Steps]:
     """Levels [K, N] from left to right; a group's scale suits its weights when they are reached."""
     rows, width = w_NK.shape
@@ -170,7 +176,7 @@ def _round_block(
     begin: int,
     scale_BN: Tensor,
     shift_BN: Tensor | None,
-    grid: Grid,
+    grid: QuantizationGrid,
     columns: RoundColumns,
 ) -> Tensor:
     """Round some columns in place, spread their errors over those behind, and give back their levels."""
@@ -182,7 +188,11 @@ def _round_block(
 
 
 def round_columns(
-    block_BN: Tensor, upper_BB: Tensor, scale_BN: Tensor, shift_BN: Tensor | None, grid: Grid
+    block_BN: Tensor,
+    upper_BB: Tensor,
+    scale_BN: Tensor,
+    shift_BN: Tensor | None,
+    grid: QuantizationGrid,
 ) -> tuple[Tensor, Tensor]:
     """Levels and errors of the columns of a block, each after those before it; the block is overwritten."""
     errors_BN, levels = torch.empty_like(block_BN), []
@@ -196,7 +206,9 @@ def round_columns(
     return torch.stack(levels), errors_BN
 
 
-def _value(level_N: Tensor, scale_N: Tensor, shift_N: Tensor | None, grid: Grid) -> Tensor:
+def _value(
+    level_N: Tensor, scale_N: Tensor, shift_N: Tensor | None, grid: QuantizationGrid
+) -> Tensor:
     """Dequantised values of one column of levels."""
     if grid.kind == "int4":
         return scale_N * level_N + (-8.0 * scale_N if shift_N is None else shift_N)
@@ -218,7 +230,7 @@ class GraphedColumns:
         upper_BB: Tensor,
         scale_BN: Tensor,
         shift_BN: Tensor | None,
-        grid: Grid,
+        grid: QuantizationGrid,
     ) -> tuple[Tensor, Tensor]:
         # e2m1 looks values up in a table that is made on the host, which no graph can hold.
         if not block_BN.is_cuda or grid.kind in ("mxfp4", "nvfp4"):
@@ -238,7 +250,7 @@ class _Recorded:
         upper_BB: Tensor,
         scale_BN: Tensor,
         shift_BN: Tensor | None,
-        grid: Grid,
+        grid: QuantizationGrid,
     ) -> None:
         given = (block_BN, upper_BB, scale_BN, shift_BN)
         self.inputs = [None if one is None else one.clone() for one in given]

@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 
 from cairn.compress.statistics import InputStatistics
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import PlainResidual, PlainStep
 from cairn.models.layers import FeedForward
-from cairn.models.quantized.matrices import Matrix, matrices_of, writable_experts
+from cairn.models.quantized.matrices import NamedMatrix, matrices_of, writable_experts
 from cairn.models.transformer import Layer, Transformer
 
 
-class Site(NamedTuple):
+class MatrixSite(NamedTuple):
     """A matrix and what enters it."""
 
-    matrix: Matrix
+    matrix: NamedMatrix
     inputs: InputStatistics
 
 
 class LayerSites(NamedTuple):
     number: int
     layer: Layer
-    sites: list[Site]
+    sites: list[MatrixSite]
 
 
-class Chunk(NamedTuple):
+class HiddenChunk(NamedTuple):
     """Some windows of text that pass through a layer at once."""
 
     x_TD: Tensor
@@ -67,19 +67,19 @@ def final_hidden(model: Transformer, windows_BL: Tensor, chunk_windows: int = 8)
     """Hidden states behind the last norm, [B * L, D]."""
     parts = []
     for part_BL in windows_BL.split(chunk_windows):
-        attend = Packed([part_BL.shape[1]] * len(part_BL), part_BL.device)
+        attend = PackedDocuments([part_BL.shape[1]] * len(part_BL), part_BL.device)
         parts.append(model(part_BL.flatten(), attend.positions_T(), attend))
     return torch.cat(parts)
 
 
-def embedded(model: Transformer, part_BL: Tensor) -> Chunk:
-    attend = Packed([part_BL.shape[1]] * len(part_BL), part_BL.device)
+def embedded(model: Transformer, part_BL: Tensor) -> HiddenChunk:
+    attend = PackedDocuments([part_BL.shape[1]] * len(part_BL), part_BL.device)
     positions_T = attend.positions_T()
     x_TD = model.embed(part_BL.flatten(), positions_T)
-    return Chunk(x_TD, PlainStep(attend, model.rotations(positions_T, attend, x_TD.dtype)))
+    return HiddenChunk(x_TD, PlainStep(attend, model.rotations(positions_T, attend, x_TD.dtype)))
 
 
-def run_one(layer: Layer, chunk: Chunk) -> Tensor:
+def run_one(layer: Layer, chunk: HiddenChunk) -> Tensor:
     return layer(PlainResidual(chunk.x_TD), chunk.step).hidden()
 
 
@@ -105,8 +105,8 @@ def _layers(model: Transformer) -> list[Any]:
 
 def _sites(
     layer: Layer, number: int, batches: int, device: torch.device, hessian: bool
-) -> list[Site]:
-    sites: list[Site] = []
+) -> list[MatrixSite]:
+    sites: list[MatrixSite] = []
     shared: dict[int, InputStatistics] = {}  # the inner matrices of all experts have one input
     for matrix in matrices_of(layer, number):
         columns = matrix.read().shape[1]
@@ -114,14 +114,14 @@ def _sites(
             known = shared.setdefault(
                 id(matrix.owner), InputStatistics(columns, device, batches, hessian)
             )
-            sites.append(Site(matrix, known))
+            sites.append(MatrixSite(matrix, known))
         else:
-            sites.append(Site(matrix, InputStatistics(columns, device, batches, hessian)))
+            sites.append(MatrixSite(matrix, InputStatistics(columns, device, batches, hessian)))
     return sites
 
 
 @contextmanager
-def _watching(layer: Layer, sites: list[Site]) -> Iterator[None]:
+def _watching(layer: Layer, sites: list[MatrixSite]) -> Iterator[None]:
     """While this lasts, inputs of the layer's matrices are counted."""
     handles = []
     for matrix, inputs in sites:
@@ -144,7 +144,7 @@ class _AllSeen(Exception):
     """Raised to skip the last matmul of a layer whose output is not needed yet."""
 
 
-def _stops(sites: list[Site]) -> Callable[[Any, tuple[Tensor, ...]], None]:
+def _stops(sites: list[MatrixSite]) -> Callable[[Any, tuple[Tensor, ...]], None]:
     def hook(module: Any, arguments: tuple[Tensor, ...]) -> None:
         if len({site.inputs.rows for site in sites}) == 1:
             raise _AllSeen
@@ -160,7 +160,7 @@ def _adds_to(inputs: InputStatistics) -> Callable[[Any, tuple[Tensor, ...]], Non
 
 
 def _through_experts(
-    feed: ExpertLayer, sites: list[Site]
+    feed: ExpertLayer, sites: list[MatrixSite]
 ) -> Callable[[Any, tuple[Tensor, ...]], None]:
     """Every token through every expert, whatever the router chooses."""
 

@@ -7,7 +7,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from cairn.compress.layer_by_layer import Site, walk
+from cairn.compress.layer_by_layer import MatrixSite, walk
 from cairn.compress.prune_masks import magnitude, sparsegpt, wanda
 from cairn.core.errors import ConfigError
 from cairn.models.transformer import Transformer
@@ -69,7 +69,7 @@ def prune_model(
 
 
 @torch.no_grad()
-def _prune(site: Site, sparsity: Sparsity) -> PrunedMatrix:
+def _prune(site: MatrixSite, sparsity: Sparsity) -> PrunedMatrix:
     before_NK = site.matrix.read().float()
     after_NK = pruned(site, before_NK, sparsity)
     site.matrix.write(after_NK)
@@ -82,7 +82,7 @@ def _prune(site: Site, sparsity: Sparsity) -> PrunedMatrix:
     )
 
 
-def pruned(site: Site, w_NK: Tensor, sparsity: Sparsity) -> Tensor:
+def pruned(site: MatrixSite, w_NK: Tensor, sparsity: Sparsity) -> Tensor:
     """The matrix of a site, with zeros."""
     share, pattern = sparsity.share, sparsity.pattern
     if sparsity.method == "magnitude":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.compress.calibration import SHIPPED, Text
+from cairn.compress.calibration import SHIPPED, CalibrationText
 from cairn.compress.layer_by_layer import matrix_widths
 from cairn.compress.open_model import Whole, check_out, open_whole
 from cairn.compress.prune import Method, PrunedMatrix, Sparsity, prune_model, read_pattern
@@ -17,7 +17,7 @@ from cairn.compress.quantize_run import calibration_text, check_room
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_duration
 from cairn.models.export import export
-from cairn.models.quantized.rounding import Grid
+from cairn.models.quantized.rounding import QuantizationGrid
 from cairn.models.quantized.write import QuantizedModel, stored_tensors
 from cairn.models.transformer import Transformer
 from cairn.report.page import facts, heading, page, paragraph, table
@@ -49,7 +49,7 @@ class PruneJob(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class SparsityPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Some sparsity, and what the model is like then."""
 
     gone: float  # share of the weights, or of the experts
@@ -66,7 +66,7 @@ class PruneResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     data: str
     quality: Quality
-    curve: list[Point]
+    curve: list[SparsityPoint]
     matrices: list[PrunedMatrix] = []
     notes: list[str] = []
 
@@ -132,8 +132,8 @@ def _experts(model: Transformer) -> int:
 
 
 def _zeros(
-    model: Transformer, text: Text, reference: Reference, sparsity: Sparsity, curve: bool
-) -> tuple[list[Point], list[PrunedMatrix]]:
+    model: Transformer, text: CalibrationText, reference: Reference, sparsity: Sparsity, curve: bool
+) -> tuple[list[SparsityPoint], list[PrunedMatrix]]:
     """Less than is asked for, on copies; then what is asked for, on the model itself."""
     shares = [sparsity.share * part for part in CURVE] if curve and not sparsity.pattern else []
     points = []
@@ -143,15 +143,15 @@ def _zeros(
             prune_model(
                 trial, text.calibration_BL, msgspec.structs.replace(sparsity, share=share), advance
             )
-            points.append(Point(gone=share, quality=reference.compare(trial)))
+            points.append(SparsityPoint(gone=share, quality=reference.compare(trial)))
         matrices = prune_model(model, text.calibration_BL, sparsity, advance)
-    points.append(Point(gone=sparsity.share, quality=reference.compare(model)))
+    points.append(SparsityPoint(gone=sparsity.share, quality=reference.compare(model)))
     return points, matrices
 
 
 def _fewer_experts(
-    keep: int, model: Transformer, text: Text, reference: Reference, curve: bool
-) -> list[Point]:
+    keep: int, model: Transformer, text: CalibrationText, reference: Reference, curve: bool
+) -> list[SparsityPoint]:
     found = saliencies(model, text.calibration_BL)
     experts = model.spec.experts
     assert experts is not None
@@ -163,14 +163,16 @@ def _fewer_experts(
             continue
         trial = copy.deepcopy(model)
         keep_best(trial, found, count)
-        points.append(Point(gone=1 - count / before, quality=reference.compare(trial)))
+        points.append(SparsityPoint(gone=1 - count / before, quality=reference.compare(trial)))
     keep_best(model, found, keep)
-    points.append(Point(gone=1 - keep / before, quality=reference.compare(model)))
+    points.append(SparsityPoint(gone=1 - keep / before, quality=reference.compare(model)))
     return points
 
 
 def _write(out: Path, whole: Whole) -> None:
-    as_stored = stored_tensors(QuantizedModel(whole.model, {}, Grid("int8"), whole.stored))
+    as_stored = stored_tensors(
+        QuantizedModel(whole.model, {}, QuantizationGrid("int8"), whole.stored)
+    )
     export(whole.model, out, like=whole.folder, stream=as_stored, dtype=whole.stored)
     if whole.folder is None and whole.tokenizer is not None:
         write_tokenizer_files(whole.tokenizer, out)

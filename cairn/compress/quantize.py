@@ -19,24 +19,24 @@ from torch import Tensor
 
 from cairn.compress.awq import best_scale
 from cairn.compress.gptq import GraphedColumns, RoundColumns, damping_for, gptq
-from cairn.compress.layer_by_layer import LayerSites, Site, walk
+from cairn.compress.layer_by_layer import LayerSites, MatrixSite, walk
 from cairn.compress.scaling import apply_scales, folds_of
 from cairn.compress.sensitivity import MatrixCost, matrix_costs, with_kept
 from cairn.compress.smoothquant import STRENGTHS, helpful_scale
 from cairn.compress.statistics import bounded_rows
 from cairn.core.errors import ConfigError
 from cairn.models.linear.form import Epilogue, finished
-from cairn.models.quantized.matrices import Matrix
+from cairn.models.quantized.matrices import NamedMatrix
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.round_model import rounded_parts, split_rows
-from cairn.models.quantized.rounding import Grid, rounded_activations
+from cairn.models.quantized.rounding import QuantizationGrid, rounded_activations
 from cairn.models.transformer import Transformer
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 FOUR_BITS = ("w4a16", "mxfp4", "nvfp4", "q4_0")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class QuantizeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the rounding of matrices."""
 
     method: Method
@@ -67,7 +67,7 @@ class Rounded:
     costs: list[MatrixCost] = field(default_factory=list)  # where `most_added` was given
     kept: list[str] = field(default_factory=list)  # names of matrices in 16 bits
     # What a matrix was before it was rounded, where it may have to become that again.
-    matrices: list[Matrix] = field(default_factory=list)
+    matrices: list[NamedMatrix] = field(default_factory=list)
     originals: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -87,8 +87,8 @@ def check_pair(scheme: str, method: Method) -> None:
 def quantize_model(
     model: Transformer,
     windows_BL: Tensor,
-    grid: Grid,
-    settings: Settings,
+    grid: QuantizationGrid,
+    settings: QuantizeSettings,
     stored: torch.dtype,
     advance: Callable[[str], None] = lambda words: None,
     chunk_windows: int = 8,
@@ -106,7 +106,7 @@ def quantize_model(
 
 
 def _keep_costly(
-    model: Transformer, windows_BL: Tensor, grid: Grid, most_nats: float, made: Rounded
+    model: Transformer, windows_BL: Tensor, grid: QuantizationGrid, most_nats: float, made: Rounded
 ) -> None:
     """Matrices become again what they were, until what the others cost is small enough."""
     costs = matrix_costs(model, made.matrices, made.originals, windows_BL, grid)
@@ -129,8 +129,8 @@ def _keep_costly(
 @torch.no_grad()
 def _round_layer(
     walked: LayerSites,
-    grid: Grid,
-    settings: Settings,
+    grid: QuantizationGrid,
+    settings: QuantizeSettings,
     stored: torch.dtype,
     made: Rounded,
     columns: RoundColumns,
@@ -158,7 +158,7 @@ def _as_stored(w_NK: Tensor, stored: torch.dtype) -> Tensor:
 
 
 def _scaled(
-    walked: LayerSites, grid: Grid, settings: Settings, stored: torch.dtype
+    walked: LayerSites, grid: QuantizationGrid, settings: QuantizeSettings, stored: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Fold scales into what makes each input; the scale of the columns of each matrix."""
     if settings.method not in ("awq", "smoothquant"):
@@ -174,7 +174,11 @@ def _scaled(
 
 
 def _planes(
-    site: Site, grid: Grid, settings: Settings, stored: torch.dtype, columns: RoundColumns
+    site: MatrixSite,
+    grid: QuantizationGrid,
+    settings: QuantizeSettings,
+    stored: torch.dtype,
+    columns: RoundColumns,
 ) -> list[Planes]:
     """Quantised planes of each slot of a matrix."""
     matrix, w_NK = site.matrix, site.matrix.read().float()
@@ -191,11 +195,11 @@ def _planes(
 
 
 def _judge(
-    site: Site,
+    site: MatrixSite,
     planes: list[Planes],
     scale_K: Tensor | None,
     original_NK: Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     stored: torch.dtype,
 ) -> MatrixError:
     x_MK = bounded_rows(site.inputs.sample_MK.float())  # a giant row would be all that counts
@@ -221,19 +225,19 @@ def _joined(planes: list[Planes]) -> Tensor:
     return torch.cat([dequantized(part) for part in planes])
 
 
-def _put(matrix: Matrix, planes: list[Planes], grid: Grid) -> None:
+def _put(matrix: NamedMatrix, planes: list[Planes], grid: QuantizationGrid) -> None:
     """Replace a matrix by its quantised values, so that the model computes with what a file will contain."""
     matrix.write(_joined(planes))
     if matrix.linear is not None and grid.activations != "float":
-        matrix.linear.take(RoundedInputs(matrix, grid))
+        matrix.linear.take(RoundedInputForm(matrix, grid))
 
 
-class RoundedInputs:
+class RoundedInputForm:
     """A form whose weights are rounded already and whose activations are rounded on the way in."""
 
     nbytes = 0  # none of its own
 
-    def __init__(self, matrix: Matrix, grid: Grid) -> None:
+    def __init__(self, matrix: NamedMatrix, grid: QuantizationGrid) -> None:
         self.matrix, self.grid = matrix, grid
 
     def covers(self, rows: int) -> bool:

@@ -13,17 +13,17 @@ from typing import Protocol
 import msgspec
 import torch
 
-from cairn.compress.calibration import SHIPPED, Text, read_text
+from cairn.compress.calibration import SHIPPED, CalibrationText, read_text
 from cairn.compress.layer_by_layer import matrix_slots, matrix_widths
 from cairn.compress.open_model import Whole, check_out, open_whole
 from cairn.compress.quality import Quality, Reference
-from cairn.compress.quantize import Method, Rounded, Settings, check_pair, quantize_model
+from cairn.compress.quantize import Method, QuantizeSettings, Rounded, check_pair, quantize_model
 from cairn.compress.quantize_report import QuantizeResult, kept_words, write_page
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.models.gguf.write import check_source, write_gguf
 from cairn.models.quantized.matrices import matrices_of
-from cairn.models.quantized.rounding import GGUF_SCHEMES, SCHEMES, Grid, fitted
+from cairn.models.quantized.rounding import GGUF_SCHEMES, SCHEMES, QuantizationGrid, fitted
 from cairn.models.quantized.stored_planes import check_shared_rows
 from cairn.models.quantized.write import QuantizedModel, check_family, write_compressed_tensors
 from cairn.models.transformer import Transformer
@@ -104,7 +104,7 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
     return result
 
 
-class TextOptions(Protocol):
+class CalibrationOptions(Protocol):
     """Text options that `cairn quantize` and `cairn prune` share."""
 
     @property
@@ -121,7 +121,7 @@ class TextOptions(Protocol):
     def judged(self) -> int: ...
 
 
-def calibration_text(whole: Whole, job: TextOptions) -> Text:
+def calibration_text(whole: Whole, job: CalibrationOptions) -> CalibrationText:
     """Windows on the model's device; the defaults depend on how fast that is."""
     if whole.tokenizer is None:
         raise ConfigError(
@@ -144,7 +144,7 @@ def calibration_text(whole: Whole, job: TextOptions) -> Text:
     )
 
 
-def check_room(out: Path, model: Transformer, grid: Grid | None) -> None:
+def check_room(out: Path, model: Transformer, grid: QuantizationGrid | None) -> None:
     """Check the free disk space before gigabytes are written."""
     spec = model.spec
     kept = spec.parameters() if grid is None else spec.vocab * spec.hidden * (2 - spec.tied)
@@ -193,11 +193,13 @@ def check_kept(keep: tuple[str, ...], model: Transformer) -> None:
         raise ConfigError(f"--keep {' '.join(keep)} leaves no matrix to round", hint="keep fewer")
 
 
-def _round(job: QuantizeJob, whole: Whole, text: Text, grid: Grid) -> tuple[Rounded, Quality]:
+def _round(
+    job: QuantizeJob, whole: Whole, text: CalibrationText, grid: QuantizationGrid
+) -> tuple[Rounded, Quality]:
     model = whole.model
     at_once = 8 if model.embedding.weight.is_cuda else 4
     reference = Reference(model, text.held_out_BL, at_once)
-    settings = Settings(
+    settings = QuantizeSettings(
         method=job.method,
         ordered=job.ordered,
         strength=job.strength,
@@ -215,7 +217,7 @@ def _scale_dtype(job: QuantizeJob, whole: Whole) -> torch.dtype:
     return torch.float16 if job.scheme in GGUF_SCHEMES else whole.stored
 
 
-def _write(job: QuantizeJob, whole: Whole, rounded: Rounded, grid: Grid) -> None:
+def _write(job: QuantizeJob, whole: Whole, rounded: Rounded, grid: QuantizationGrid) -> None:
     quantized = QuantizedModel(whole.model, rounded.planes, grid, whole.stored)
     if job.scheme in GGUF_SCHEMES:
         like = check_source(whole.file, whole.model.spec.family)

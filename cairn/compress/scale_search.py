@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from cairn.models.quantized.planes import dequantized
-from cairn.models.quantized.rounding import Grid, Steps, steps_of, sum_of_blocks, with_levels
+from cairn.models.quantized.rounding import (
+    QuantizationGrid,
+    Steps,
+    steps_of,
+    sum_of_blocks,
+    with_levels,
+)
 
 # The relative distances of e4m3's levels are the same in every octave: only where octaves begin is to be chosen, and
 # nothing is clipped. With 4 bits clipping the largest weights can be worth its smaller steps. For int8 no other scale
@@ -24,7 +30,7 @@ FACTORS: dict[str, tuple[float, ...]] = {
 def best_steps(
     w_NK: Tensor,
     importance_K: Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
     stored: torch.dtype,
     global_scale: float | None = None,
 ) -> Steps:
@@ -43,7 +49,7 @@ def best_steps(
     return best
 
 
-def _error(w_NK: Tensor, importance_K: Tensor, steps: Steps, grid: Grid) -> Tensor:
+def _error(w_NK: Tensor, importance_K: Tensor, steps: Steps, grid: QuantizationGrid) -> Tensor:
     """Weighted squared error of each scale."""
     error_NK = dequantized(with_levels(w_NK, steps, grid)) - w_NK
     return sum_of_blocks(error_NK.square() * importance_K, grid)

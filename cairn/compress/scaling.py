@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from cairn.compress.layer_by_layer import LayerSites, Site
+from cairn.compress.layer_by_layer import LayerSites, MatrixSite
 from cairn.compress.statistics import InputStatistics
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import FeedForward, Norm
@@ -21,9 +21,9 @@ class Fold(NamedTuple):
     """Matrices that share an input, and who can give that input out divided by a scale for each column."""
 
     name: str
-    sites: list[Site]
+    sites: list[MatrixSite]
     norm: Norm | None = None
-    maker: Site | None = None  # or the matrix whose last rows make the columns: v, up
+    maker: MatrixSite | None = None  # or the matrix whose last rows make the columns: v, up
     layer: ExpertLayer | None = None  # whose router and shared gate read the same input
 
     @property
@@ -103,7 +103,7 @@ def _divide_norm(norm: Norm, scale_K: Tensor) -> None:
         norm.bias = nn.Parameter(bias.to(norm.bias.dtype), requires_grad=False)
 
 
-def _divide_rows(maker: Site, scale_K: Tensor) -> None:
+def _divide_rows(maker: MatrixSite, scale_K: Tensor) -> None:
     """The last rows of a joined matrix: v of qkv, up of gate and up; with their bias."""
     matrix = maker.matrix
     w_NK = matrix.read().float().clone()

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy, linear
 
 from cairn.compress.layer_by_layer import embedded, run_one
 from cairn.models.linear.form import AnyRows, Epilogue, finished
-from cairn.models.quantized.matrices import Matrix
-from cairn.models.quantized.rounding import Grid, rounded_activations
+from cairn.models.quantized.matrices import NamedMatrix
+from cairn.models.quantized.rounding import QuantizationGrid, rounded_activations
 from cairn.models.transformer import Transformer
 
 TOKENS = 4096  # that are enough for an order of the matrices
@@ -38,7 +38,7 @@ class _Probe(AnyRows):
 
     nbytes = 0
 
-    def __init__(self, matrix: Matrix, original_NK: Tensor, grid: Grid) -> None:
+    def __init__(self, matrix: NamedMatrix, original_NK: Tensor, grid: QuantizationGrid) -> None:
         self.w_NK, self.original_NK, self.grid = matrix.read(), original_NK, grid
         self.total = 0.0
 
@@ -56,10 +56,10 @@ class _Probe(AnyRows):
 
 def matrix_costs(
     model: Transformer,
-    matrices: list[Matrix],
+    matrices: list[NamedMatrix],
     originals: Mapping[str, Tensor],
     windows_BL: Tensor,
-    grid: Grid,
+    grid: QuantizationGrid,
 ) -> list[MatrixCost]:
     """`matrices`: linear maps that hold rounded weights; `originals`: what these were, by the matrix's name."""
     windows_BL = windows_BL[: max(1, TOKENS // windows_BL.shape[1])]
@@ -87,7 +87,7 @@ def with_kept(costs: list[MatrixCost], most_nats: float) -> list[MatrixCost]:
 
 @contextmanager
 def _probed(
-    matrices: list[Matrix], originals: Mapping[str, Tensor], grid: Grid
+    matrices: list[NamedMatrix], originals: Mapping[str, Tensor], grid: QuantizationGrid
 ) -> Iterator[list[_Probe]]:
     """While this lasts, the maps multiply without rounding activations, through which no slope would pass."""
     maps = [one.linear for one in matrices]
@@ -116,7 +116,7 @@ def _forward_and_back(model: Transformer, window_1L: Tensor, chance: torch.Gener
     cross_entropy(logits_TV, drawn_T1[:, 0], reduction="sum").backward()
 
 
-def _more_bytes(matrix: Matrix, grid: Grid) -> int:
+def _more_bytes(matrix: NamedMatrix, grid: QuantizationGrid) -> int:
     rows, columns = matrix.read().shape
     bits = 8 if grid.kind in ("int8", "fp8") else 4
     return rows * columns * (16 - bits) // 8

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cairn.compress.scaling import Fold, storable_scale
 from cairn.compress.statistics import bounded_rows
-from cairn.models.quantized.rounding import Grid, fake_quantized, rounded_activations
+from cairn.models.quantized.rounding import QuantizationGrid, fake_quantized, rounded_activations
 
 STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -24,7 +24,7 @@ def smoothing_scale(fold: Fold, strength: float) -> Tensor:
 
 
 def helpful_scale(
-    fold: Fold, strengths: tuple[float, ...], grid: Grid, stored: torch.dtype
+    fold: Fold, strengths: tuple[float, ...], grid: QuantizationGrid, stored: torch.dtype
 ) -> Tensor:
     """The smoothing scale with the least error of what the matrices give out; 1 is among the candidates."""
     scales = [
@@ -35,7 +35,9 @@ def helpful_scale(
     return candidates[errors.index(min(errors))]
 
 
-def _errors(fold: Fold, scales: list[Tensor], grid: Grid, stored: torch.dtype) -> list[float]:
+def _errors(
+    fold: Fold, scales: list[Tensor], grid: QuantizationGrid, stored: torch.dtype
+) -> list[float]:
     """Squared, with weights and activations rounded, on rows of the calibration text.
 
     Each token's activations have a scale of their own, so that an error grows with its row: rows are bounded, or a few

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from cairn.core.events import instant
-from cairn.core.shared_secret import Refused, Secret, admit
+from cairn.core.shared_secret import AuthenticationRefused, Secret, admit
 
 PATIENCE_S = 30.0  # a caller on a busy machine may be slow
 WAITING = 64  # connections that have not said yet who they are
@@ -42,7 +42,11 @@ class ClientAuthenticator:
             admit(connection, self.secret, self.patience_s)
         except OSError as error:
             connection.close()
-            self._note(str(error) if isinstance(error, Refused) else "it did not say who it is")
+            self._note(
+                str(error)
+                if isinstance(error, AuthenticationRefused)
+                else "it did not say who it is"
+            )
             return False
         finally:
             with self._lock:

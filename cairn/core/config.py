@@ -25,12 +25,12 @@ from cairn.core import toml
 from cairn.core.errors import ConfigError, UsageError, closest, did_you_mean
 from cairn.core.flags import asks_for, flag_name, read_flags
 from cairn.core.help import print_help
-from cairn.core.schema import Expected, Leaf, build, choices, flatten, leaves, read_value
+from cairn.core.schema import ExpectedValue, Leaf, build, choices, flatten, leaves, read_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Origin(msgspec.Struct, frozen=True):
+class SettingOrigin(msgspec.Struct, frozen=True):
     """The layer and the place that set a value."""
 
     layer: Literal["default", "file", "environment", "flag", "argument"]
@@ -44,14 +44,14 @@ class Loaded(msgspec.Struct, Generic[T], frozen=True):
     """A configuration, and for each of its dotted keys where the value was written."""
 
     value: T
-    origins: dict[str, Origin]
+    origins: dict[str, SettingOrigin]
 
 
 class Setting(msgspec.Struct, frozen=True):
     """A value of one layer for one key, before its type is checked."""
 
     raw: Any
-    origin: Origin
+    origin: SettingOrigin
 
     @property
     def is_text(self) -> bool:
@@ -97,7 +97,7 @@ def load(
     from_file = _from_file(leaves_by_key, Path(file)) if file is not None else {}
 
     values = {key: leaf.default for key, leaf in leaves_by_key.items()}
-    origins = {key: Origin("default") for key in leaves_by_key}
+    origins = {key: SettingOrigin("default") for key in leaves_by_key}
     for layer in (from_file, from_environment, from_flags):
         for key, setting in layer.items():
             values[key] = _checked(leaves_by_key[key], setting, prog)
@@ -136,7 +136,8 @@ def _from_flags(
     words = read_flags(list(leaves_by_key.values()), args, prog)
     return {
         key: Setting(
-            word.raw, Origin("argument" if leaves_by_key[key].positional else "flag", word.name)
+            word.raw,
+            SettingOrigin("argument" if leaves_by_key[key].positional else "flag", word.name),
         )
         for key, word in words.items()
     }
@@ -159,7 +160,7 @@ def _from_environment(
             )
         leaf = names[name]
         raw = env[name] if leaf.values in (0, 1) else _split(env[name])
-        settings[leaf.key] = Setting(raw, Origin("environment", name))
+        settings[leaf.key] = Setting(raw, SettingOrigin("environment", name))
     return settings
 
 
@@ -178,7 +179,7 @@ def _from_file(leaves_by_key: dict[str, Leaf], path: Path) -> dict[str, Setting]
     document = toml.read(path)
     settings: dict[str, Setting] = {}
     for key, raw in _walk(document.values, leaves_by_key, prefix=""):
-        origin = Origin("file", document.where(key))
+        origin = SettingOrigin("file", document.where(key))
         if key not in leaves_by_key:
             raise _unknown_key(key, raw, origin, leaves_by_key)
         settings[key] = Setting(raw, origin)
@@ -186,7 +187,7 @@ def _from_file(leaves_by_key: dict[str, Leaf], path: Path) -> dict[str, Setting]
 
 
 def _unknown_key(
-    key: str, raw: object, origin: Origin, leaves_by_key: dict[str, Leaf]
+    key: str, raw: object, origin: SettingOrigin, leaves_by_key: dict[str, Leaf]
 ) -> ConfigError:
     if any(other.startswith(f"{key}.") for other in leaves_by_key):
         return ConfigError(
@@ -221,7 +222,7 @@ def _checked(leaf: Leaf, setting: Setting, prog: str) -> Any:
     raw, origin = setting.raw, setting.origin
     try:
         return read_value(leaf, raw, text=setting.is_text)
-    except Expected as expected:
+    except ExpectedValue as expected:
         kind = UsageError if origin.layer in ("flag", "argument") else ConfigError
         raise kind(
             f"{leaf.key}: expected {expected}, got {_shown(raw)} ({origin})",

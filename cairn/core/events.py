@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from cairn.core.errors import ConfigError
 from cairn.core.records import Instant, Scalar, Span
-from cairn.core.sink import QUEUE_LIMIT, Sink, reason
+from cairn.core.sink import QUEUE_LIMIT, EventSink, reason
 
 
 class SilentSpan:
@@ -51,7 +51,7 @@ class OpenSpan(SilentSpan):
 
     __slots__ = ("fields", "name", "sink", "start_ns")
 
-    def __init__(self, sink: Sink, name: str, fields: dict[str, Any]) -> None:
+    def __init__(self, sink: EventSink, name: str, fields: dict[str, Any]) -> None:
         self.sink = sink
         self.name = name
         self.fields = fields
@@ -77,7 +77,7 @@ class OpenSpan(SilentSpan):
 
 
 _SILENT = SilentSpan()
-_sink: Sink | None = None
+_sink: EventSink | None = None
 
 
 def span(name: str, /, **fields: object) -> SilentSpan:
@@ -107,7 +107,7 @@ def listen(path: Path | str, *, name: str | None = None, limit: int = QUEUE_LIMI
     """Begins to record into a new file and returns its path, which gets a number if it is taken."""
     global _sink
     close()
-    sink = Sink(Path(path), name or Path(path).stem, limit)
+    sink = EventSink(Path(path), name or Path(path).stem, limit)
     try:
         sink.start()
     except (OSError, RuntimeError) as error:

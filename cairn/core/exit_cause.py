@@ -37,7 +37,7 @@ CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
 PREEMPTED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known about the end of one process; what is not known keeps its default."""
 
     status: int | None = None  # exit status; negative: the signal that ended it, as Python says
@@ -51,23 +51,23 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     node_lost: bool = False  # the whole node went
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CauseVerdict(msgspec.Struct, frozen=True):
     cause: Cause
     why: str
 
 
-class Row(NamedTuple):
+class CauseRule(NamedTuple):
     cause: Cause
     pattern: re.Pattern[str]
     why: str
 
 
-def _row(cause: Cause, pattern: str, why: str) -> Row:
-    return Row(cause, re.compile(pattern, re.IGNORECASE), why)
+def _row(cause: Cause, pattern: str, why: str) -> CauseRule:
+    return CauseRule(cause, re.compile(pattern, re.IGNORECASE), why)
 
 
 # In order of trust: what the device says before what a peer noticed, and that before an ordinary exception.
-WORDS: tuple[Row, ...] = (
+WORDS: tuple[CauseRule, ...] = (
     _row(
         "oom",
         r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY",
@@ -123,46 +123,46 @@ WORDS: tuple[Row, ...] = (
 )
 
 
-def classify(evidence: Evidence) -> Verdict:
+def classify(evidence: ExitEvidence) -> CauseVerdict:
     """The most trusted sign first: what the node, the kernel and the scheduler say, then the last words."""
     if evidence.corrupted:
-        return Verdict("corruption", _last_line(evidence.words) or "replicas disagree")
+        return CauseVerdict("corruption", _last_line(evidence.words) or "replicas disagree")
     if evidence.node_lost:
-        return Verdict("hardware", "the whole node went")
+        return CauseVerdict("hardware", "the whole node went")
     if evidence.silent:
-        return Verdict("hang", "no sign of life: the process is stopped or swapped out")
+        return CauseVerdict("hang", "no sign of life: the process is stopped or swapped out")
     if evidence.stuck:
-        return Verdict("hang", "alive, but no step and no collective")
+        return CauseVerdict("hang", "alive, but no step and no collective")
     if evidence.status == 0:
-        return Verdict("finished", "exit status 0")
+        return CauseVerdict("finished", "exit status 0")
     if evidence.oom_kills:
-        return Verdict("oom", f"the kernel ended it for memory ({evidence.oom_kills} times)")
+        return CauseVerdict("oom", f"the kernel ended it for memory ({evidence.oom_kills} times)")
     if evidence.notice or evidence.status in PREEMPTED:
-        return Verdict("preemption", "it was asked to stop (SIGTERM or an interrupt)")
+        return CauseVerdict("preemption", "it was asked to stop (SIGTERM or an interrupt)")
     if evidence.user_error:
-        return Verdict("user", _last_line(evidence.words) or "a mistake in what was asked")
+        return CauseVerdict("user", _last_line(evidence.words) or "a mistake in what was asked")
     return _by_words(evidence) or _by_signal(evidence)
 
 
-def _by_words(evidence: Evidence) -> Verdict | None:
+def _by_words(evidence: ExitEvidence) -> CauseVerdict | None:
     for row in WORDS:
         if row.pattern.search(evidence.words):
-            return Verdict(row.cause, f"{row.why}: {_last_line(evidence.words)}")
+            return CauseVerdict(row.cause, f"{row.why}: {_last_line(evidence.words)}")
     return None
 
 
-def _by_signal(evidence: Evidence) -> Verdict:
+def _by_signal(evidence: ExitEvidence) -> CauseVerdict:
     status = evidence.status
     if status is None:
-        return Verdict("unknown", "nothing is known about its end")
+        return CauseVerdict("unknown", "nothing is known about its end")
     if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return Verdict("killed", "ended by SIGKILL, cause unknown")
+        return CauseVerdict("killed", "ended by SIGKILL, cause unknown")
     if status in (-signal.SIGBUS, 128 + signal.SIGBUS):
-        return Verdict("hardware", "SIGBUS: memory or a mapped file could not be read")
+        return CauseVerdict("hardware", "SIGBUS: memory or a mapped file could not be read")
     if status in (-signal.SIGSEGV, -signal.SIGILL, -signal.SIGFPE, -signal.SIGABRT):
-        return Verdict("user", f"{signal.Signals(-status).name}: native code went wrong")
+        return CauseVerdict("user", f"{signal.Signals(-status).name}: native code went wrong")
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
-    return Verdict("unknown", f"{how}; {_last_line(evidence.words) or 'no last words'}")
+    return CauseVerdict("unknown", f"{how}; {_last_line(evidence.words) or 'no last words'}")
 
 
 def _last_line(text: str) -> str:

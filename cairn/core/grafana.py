@@ -2,8 +2,8 @@
 
     Histogram   p50, p90 and p99 over time       Counter   per second       Gauge   as it is
 
-What a metric is decides how it is drawn; only the order and the grouping are chosen (`Row`). A metric that no row names
-has its place in a last one, so a new metric is on the dashboard at once. Pure: a document out, no Grafana needed.
+The type of a metric decides how it is drawn; only the order and the grouping are chosen (`PanelRow`). Metrics that no
+row names are in the last one, so a new metric is on the dashboard at once. Pure: a document out, no Grafana needed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.core.metrics import Counter, Gauge, Histogram, Metric
+from cairn.core.metrics import CounterMetric, Gauge, Histogram, MetricSpec
 
 SCHEMA = 39  # of Grafana 11; newer ones read it
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
@@ -20,13 +20,13 @@ UNITS = {"seconds": "s", "bytes": "bytes"}  # Grafana's names; everything else i
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
-class Row(msgspec.Struct, frozen=True):
+class PanelRow(msgspec.Struct, frozen=True):
     title: str
     metrics: tuple[str, ...]
 
 
 def dashboard(
-    catalogue: Sequence[Metric], rows: Sequence[Row], title: str, uid: str
+    catalogue: Sequence[MetricSpec], rows: Sequence[PanelRow], title: str, uid: str
 ) -> dict[str, Any]:
     """The document that Grafana imports; it asks for a data source, and for the models to show."""
     metrics = {metric.name: metric for metric in catalogue}
@@ -35,7 +35,7 @@ def dashboard(
     if unknown:
         raise ValueError(f"the dashboard names metrics that are not counted: {', '.join(unknown)}")
     rest = tuple(name for name in metrics if name not in named)
-    chosen = [*rows, Row("Everything else", rest)] if rest else [*rows]
+    chosen = [*rows, PanelRow("Everything else", rest)] if rest else [*rows]
     return {
         "uid": uid,
         "title": title,
@@ -51,7 +51,7 @@ def dashboard(
     }
 
 
-def queries(metric: Metric) -> list[tuple[str, str]]:
+def queries(metric: MetricSpec) -> list[tuple[str, str]]:
     """PromQL, and what its lines are called."""
     others = [label for label in metric.labels if label != "model"]
     match = '{model=~"$model"}' if "model" in metric.labels else ""
@@ -65,7 +65,7 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
             (f"histogram_quantile({share}, sum by ({inside}) ({rate}))", f"{name} {legend}".strip())
             for name, share in QUANTILES
         ]
-    if isinstance(metric, Counter):
+    if isinstance(metric, CounterMetric):
         return [
             (f"{grouped}(rate({metric.name}{match}[$__rate_interval]))", legend or "per second")
         ]
@@ -75,7 +75,7 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
     ]
 
 
-def _panels(rows: Sequence[Row], metrics: dict[str, Metric]) -> Iterable[dict[str, Any]]:
+def _panels(rows: Sequence[PanelRow], metrics: dict[str, MetricSpec]) -> Iterable[dict[str, Any]]:
     number, top = 0, 0
     for row in rows:
         number += 1
@@ -102,9 +102,9 @@ def _panels(rows: Sequence[Row], metrics: dict[str, Metric]) -> Iterable[dict[st
         top += -(-len(row.metrics) // each) * HEIGHT
 
 
-def _panel(metric: Metric, number: int, place: dict[str, int]) -> dict[str, Any]:
+def _panel(metric: MetricSpec, number: int, place: dict[str, int]) -> dict[str, Any]:
     unit = UNITS.get(metric.unit, "short")
-    if isinstance(metric, Counter):
+    if isinstance(metric, CounterMetric):
         unit = {"s": "percentunit", "bytes": "Bps"}.get(
             unit, "ops"
         )  # seconds per second are a share
@@ -128,7 +128,7 @@ def _panel(metric: Metric, number: int, place: dict[str, int]) -> dict[str, Any]
     }
 
 
-def _title(metric: Metric) -> str:
+def _title(metric: MetricSpec) -> str:
     words = metric.name.removeprefix("cairn_").removesuffix("_total").replace("_", " ")
     return words[0].upper() + words[1:]
 

@@ -32,7 +32,7 @@ Part = Literal["productive", "lost", "checkpoint", "detect", "restart", "queue"]
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 
 
-class Incident(msgspec.Struct, frozen=True, kw_only=True):
+class JobIncident(msgspec.Struct, frozen=True, kw_only=True):
     """A failure and its cost."""
 
     cause: str
@@ -51,7 +51,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return self.step - self.back_to
 
 
-class Slow(msgspec.Struct, frozen=True, kw_only=True):
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank for which the others had to wait."""
 
     rank: int
@@ -70,21 +70,21 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
         return f"rank {self.rank}{where}, {when}: {self.why}"
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+class JobLedger(msgspec.Struct, frozen=True, kw_only=True):
     """The sums so far. `by_cause`: part -> cause -> seconds, of the parts that have a cause."""
 
     wall: float
     parts: dict[str, float]
     by_cause: dict[str, dict[str, float]]
-    incidents: list[Incident]
+    incidents: list[JobIncident]
     steps: int
     state: str  # queued, restarting, training, ended, failed
     ettr: float
-    slow: list[Slow] = []
+    slow: list[SlowRank] = []
     copied: int = -1  # the newest step that memory holds of every rank
     doubled: int = -1  # and that two nodes hold
 
-    def slow_now(self) -> list[Slow]:
+    def slow_now(self) -> list[SlowRank]:
         running = self.state in ("training", "restarting")
         return [one for one in self.slow if one.until is None and running]
 
@@ -113,10 +113,10 @@ class Book:
         # (step, seconds, of those dragged by a slow rank) that a failure could still cost
         self.doubtful: list[tuple[int, float, float]] = []
         self.dragged = 0.0  # said, and not yet taken from a step
-        self.slow: list[Slow] = []
+        self.slow: list[SlowRank] = []
         self.open = 0.0  # of the step that has not ended
         self.cause = "start"
-        self.incidents: list[Incident] = []
+        self.incidents: list[JobIncident] = []
         self.failed: Failed | None = None
         self.step = self.reached = 0
         self.state = "queued"
@@ -124,7 +124,7 @@ class Book:
         self.started = 0.0  # the newest life of the ranks
         self.copied = self.doubled = -1
 
-    def ledger(self, now: float | None = None) -> Ledger:
+    def ledger(self, now: float | None = None) -> JobLedger:
         """The sums so far; `now`: until when what happens at the moment has lasted. Changes nothing."""
         sums = copy.copy(self)
         sums.parts = dict(self.parts)
@@ -133,7 +133,7 @@ class Book:
             sums.close(now)
         wall = sum(sums.parts.values())
         pending = [] if self.failed is None else [sums._incident(self.failed, sums.now)]
-        return Ledger(
+        return JobLedger(
             wall=wall,
             parts={**sums.parts},
             by_cause=sums.by_cause,
@@ -201,8 +201,8 @@ class Book:
             self.incidents.append(self._incident(self.failed, event.at))
             self.failed = None
 
-    def _incident(self, failed: Failed, until: float | None) -> Incident:
-        return Incident(
+    def _incident(self, failed: Failed, until: float | None) -> JobIncident:
+        return JobIncident(
             cause=failed.cause,
             why=failed.why,
             rung=failed.rung,
@@ -241,7 +241,7 @@ class Book:
 
     def _noticed(self, event: Noticed) -> None:
         if event.what == "straggler":
-            named = Slow(rank=event.rank, host=event.host, why=event.why, step=event.step)
+            named = SlowRank(rank=event.rank, host=event.host, why=event.why, step=event.step)
             self.slow.append(named)
         elif event.what == "straggler over":
             self.slow = [
@@ -285,7 +285,7 @@ class Book:
             self._idle(at)
 
 
-def account(events: Iterable[AnyEvent], now: float | None = None) -> Ledger:
+def account(events: Iterable[AnyEvent], now: float | None = None) -> JobLedger:
     """The ledger after these events; `now`: the time that the last of them has lasted so far."""
     book = Book()
     for event in events:

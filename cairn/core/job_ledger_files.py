@@ -1,8 +1,8 @@
 """The ledger of a job as files in the run's folder, and as metrics.
 
 The supervisor of a run appends what happens to RUN/recovery/events.jsonl and writes the sums to
-RUN/recovery/ledger.json (a `Ledger`, whole or not at all), twice a second: `cairn jobs why` reads it with `read_ledger`
-and prints `Ledger.line()`.
+RUN/recovery/ledger.json (a `JobLedger`, written atomically), twice a second: `cairn jobs why` reads it with
+`read_ledger` and prints `JobLedger.line()`.
 """
 
 import contextlib
@@ -13,19 +13,19 @@ import msgspec
 
 from cairn.core.errors import DataError
 from cairn.core.job_events import AnyEvent
-from cairn.core.job_ledger import Ledger
-from cairn.core.metrics import Counter, Gauge, Metric, Metrics
+from cairn.core.job_ledger import JobLedger
+from cairn.core.metrics import CounterMetric, Gauge, Metrics, MetricSpec
 
 FOLDER = "recovery"
 FILE, EVENTS, STATUS, METRICS = "ledger.json", "events.jsonl", "status.json", "metrics.prom"
-CATALOGUE_JOB: tuple[Metric, ...] = (
-    Counter(
+CATALOGUE_JOB: tuple[MetricSpec, ...] = (
+    CounterMetric(
         name="cairn_job_time_seconds_total",
         help="Wall time of the job by where it went: productive, lost, checkpoint, detect, restart, queue.",
         unit="seconds",
         labels=("part", "cause"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_job_incidents_total",
         help="Failures that were answered.",
         unit="incidents",
@@ -59,7 +59,7 @@ CATALOGUE_JOB: tuple[Metric, ...] = (
 )
 
 
-def metrics_text(ledger: Ledger) -> str:
+def metrics_text(ledger: JobLedger) -> str:
     """The ledger as Prometheus reads it."""
     metrics = Metrics(CATALOGUE_JOB)
     for part, seconds in ledger.parts.items():
@@ -81,7 +81,7 @@ def metrics_text(ledger: Ledger) -> str:
     return metrics.render()
 
 
-def write_ledger(run: Path, ledger: Ledger) -> None:
+def write_ledger(run: Path, ledger: JobLedger) -> None:
     """Whole or not at all: a reader never sees half of it. A host without prometheus_client writes no metrics."""
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,11 +104,11 @@ def read_events(run: Path) -> list[AnyEvent]:
     return events
 
 
-def read_ledger(run: Path) -> Ledger | None:
+def read_ledger(run: Path) -> JobLedger | None:
     """Read the ledger of a run; None if it has none."""
     path = run / FOLDER / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Ledger)
+        return msgspec.json.decode(path.read_bytes(), type=JobLedger)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

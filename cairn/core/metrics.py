@@ -21,7 +21,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
+class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Declaration of a metric. The name ends in its unit, as Prometheus recommends."""
 
     name: str
@@ -35,23 +35,23 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{self.name}: {word!r} is not a name")
         if not self.name.removesuffix("_total").endswith(f"_{self.unit}"):
             raise ValueError(f"{self.name} does not end in its unit, {self.unit}")
-        if self.name.endswith("_total") != isinstance(self, Counter):
+        if self.name.endswith("_total") != isinstance(self, CounterMetric):
             raise ValueError(f"{self.name}: _total is the end of a counter's name and of no other")
         if "le" in self.labels:
             raise ValueError(f"{self.name}: the label 'le' belongs to the buckets of histograms")
 
 
-class Counter(Metric, frozen=True, kw_only=True):
+class CounterMetric(MetricSpec, frozen=True, kw_only=True):
     """Only grows."""
 
 
-class Gauge(Metric, frozen=True, kw_only=True):
+class Gauge(MetricSpec, frozen=True, kw_only=True):
     """Goes up and down; `across` says how a dashboard adds several processes up."""
 
     across: Literal["sum", "max", "min"] = "sum"
 
 
-class Histogram(Metric, frozen=True, kw_only=True):
+class Histogram(MetricSpec, frozen=True, kw_only=True):
     """Histogram with cumulative buckets; the last bound, +Inf, is implicit."""
 
     buckets: tuple[float, ...]
@@ -66,14 +66,14 @@ class Histogram(Metric, frozen=True, kw_only=True):
 
 LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
-CATALOGUE: tuple[Metric, ...] = (
-    Counter(
+CATALOGUE: tuple[MetricSpec, ...] = (
+    CounterMetric(
         name="cairn_prompt_tokens_total",
         help="Prompt tokens that were asked with, those found in the cache among them; each prompt once.",
         unit="tokens",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_generated_tokens_total",
         help="Tokens that were generated.",
         unit="tokens",
@@ -93,13 +93,13 @@ CATALOGUE: tuple[Metric, ...] = (
         labels=("model",),
         buckets=LATENCY_SECONDS,
     ),
-    Counter(
+    CounterMetric(
         name="cairn_checkpoint_load_seconds_total",
         help="Time spent reading weights from disk to the device.",
         unit="seconds",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_checkpoint_load_bytes_total",
         help="Bytes of weights that were read from disk.",
         unit="bytes",
@@ -107,13 +107,13 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
 )
 
-M = TypeVar("M", bound=Metric)
+M = TypeVar("M", bound=MetricSpec)
 
 
 class Metrics:
     """The counts of one process, in a prometheus_client registry of its own. Any thread may count."""
 
-    def __init__(self, catalogue: Sequence[Metric] = CATALOGUE) -> None:
+    def __init__(self, catalogue: Sequence[MetricSpec] = CATALOGUE) -> None:
         import prometheus_client as prometheus  # only processes that count need it
 
         prometheus.disable_created_metrics()
@@ -121,8 +121,8 @@ class Metrics:
         if len(self._declared) < len(catalogue):
             raise ValueError("two metrics of the catalogue have the same name")
         self.registry = prometheus.CollectorRegistry()
-        kinds: dict[type[Metric], Any] = {
-            Counter: prometheus.Counter,
+        kinds: dict[type[MetricSpec], Any] = {
+            CounterMetric: prometheus.Counter,
             Gauge: prometheus.Gauge,
             Histogram: prometheus.Histogram,
         }
@@ -135,10 +135,10 @@ class Metrics:
 
     def add(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Makes a counter or a gauge larger; a gauge also smaller."""
-        metric = self._declaration(name, Metric, "add to")
+        metric = self._declaration(name, MetricSpec, "add to")
         if isinstance(metric, Histogram):
             raise ValueError(f"cannot add to {name}, it is a histogram")
-        if isinstance(metric, Counter) and not amount >= 0:
+        if isinstance(metric, CounterMetric) and not amount >= 0:
             raise ValueError(f"{name} only grows, got {amount}")
         self._child(metric, labels).inc(amount)
 
@@ -172,7 +172,7 @@ class Metrics:
             raise ValueError(f"cannot {verb} {name}, it is a {type(metric).__name__.lower()}")
         return metric
 
-    def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
+    def _child(self, metric: MetricSpec, labels: dict[str, str]) -> Any:
         """The child metric for these labels."""
         for label in labels:
             if label not in metric.labels:

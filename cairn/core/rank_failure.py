@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.exit_cause import Cause, Evidence, Verdict, classify
+from cairn.core.exit_cause import Cause, CauseVerdict, ExitEvidence, classify
 
 MARK = "::cairn-rank-failed:: "
 LOST = re.compile(
@@ -66,15 +66,15 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         return not LOST.search("\n".join(self.words.splitlines()[-4:]))
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CauseVerdict:
         """Why it ended: a program that refuses its arguments, or is not there, is a mistake of the user."""
         if self.cause is not None:
-            return Verdict(self.cause, self.why)
+            return CauseVerdict(self.cause, self.why)
         refused = self.status == 2 and re.search(r"^(error|usage): ", self.words, re.MULTILINE)
         mistake = bool(refused) or self.status in (126, 127)
         killed = self.oom_kills if self.status == -signal.SIGKILL else 0  # else it was another one
         return classify(
-            Evidence(status=self.status, words=self.words, user_error=mistake, oom_kills=killed)
+            ExitEvidence(status=self.status, words=self.words, user_error=mistake, oom_kills=killed)
         )
 
 

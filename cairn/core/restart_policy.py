@@ -19,12 +19,12 @@ from typing import Literal
 
 import msgspec
 
-from cairn.core.exit_cause import CAUSES, Cause, Evidence, Verdict, classify
+from cairn.core.exit_cause import CAUSES, Cause, CauseVerdict, ExitEvidence, classify
 
 Again = Literal["done", "here", "elsewhere", "queue", "never"]
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     again: Again
     most: int | None = None  # times in a row for this cause; None: only the job's own limit
     counts: bool = True  # against the job's limit
@@ -34,22 +34,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     most_wait_s: float = 60.0
 
 
-POLICIES: dict[Cause, Policy] = {
-    "finished": Policy(again="done", counts=False),
-    "oom": Policy(again="here", most=2),
-    "user": Policy(again="never"),
-    "hardware": Policy(again="elsewhere", strike=True, cordon=True),
-    "network": Policy(again="here", strike=True, wait_s=1.0),
-    "preemption": Policy(again="queue", counts=False),
-    "hang": Policy(again="here", strike=True),
-    "straggler": Policy(again="elsewhere", strike=True),
-    "corruption": Policy(again="here", strike=True),
-    "killed": Policy(again="here", strike=True),
-    "unknown": Policy(again="here", most=3, strike=True, wait_s=1.0),
+POLICIES: dict[Cause, RestartPolicy] = {
+    "finished": RestartPolicy(again="done", counts=False),
+    "oom": RestartPolicy(again="here", most=2),
+    "user": RestartPolicy(again="never"),
+    "hardware": RestartPolicy(again="elsewhere", strike=True, cordon=True),
+    "network": RestartPolicy(again="here", strike=True, wait_s=1.0),
+    "preemption": RestartPolicy(again="queue", counts=False),
+    "hang": RestartPolicy(again="here", strike=True),
+    "straggler": RestartPolicy(again="elsewhere", strike=True),
+    "corruption": RestartPolicy(again="here", strike=True),
+    "killed": RestartPolicy(again="here", strike=True),
+    "unknown": RestartPolicy(again="here", most=3, strike=True, wait_s=1.0),
 }
 
 
-class History(msgspec.Struct, frozen=True):
+class RestartHistory(msgspec.Struct, frozen=True):
     """Restarts of this job so far."""
 
     counted: int = 0  # failures that count against its limit
@@ -57,7 +57,7 @@ class History(msgspec.Struct, frozen=True):
     limit: int = 3
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True):
+class RestartAction(msgspec.Struct, frozen=True, kw_only=True):
     again: Again
     cause: Cause
     why: str  # in one line, for `cairn jobs why`
@@ -66,20 +66,22 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     cordon: bool = False
 
 
-def decide(evidence: Evidence, history: History) -> tuple[Action, History]:
+def decide(evidence: ExitEvidence, history: RestartHistory) -> tuple[RestartAction, RestartHistory]:
     """The action for this failure, and the updated history."""
     return answer(classify(evidence), history)
 
 
-def answer(verdict: Verdict, history: History) -> tuple[Action, History]:
+def answer(verdict: CauseVerdict, history: RestartHistory) -> tuple[RestartAction, RestartHistory]:
     """The same, where the cause is known already."""
     policy = POLICIES[verdict.cause]
     times = history.in_a_row.get(verdict.cause, 0) + 1
-    after = History(history.counted + policy.counts, {verdict.cause: times}, history.limit)
+    after = RestartHistory(history.counted + policy.counts, {verdict.cause: times}, history.limit)
     return _action(verdict, policy, times, after), after
 
 
-def _action(verdict: Verdict, policy: Policy, times: int, after: History) -> Action:
+def _action(
+    verdict: CauseVerdict, policy: RestartPolicy, times: int, after: RestartHistory
+) -> RestartAction:
     reason = None
     if policy.again not in ("done", "never"):
         if policy.most is not None and times > policy.most:
@@ -89,7 +91,7 @@ def _action(verdict: Verdict, policy: Policy, times: int, after: History) -> Act
     again: Again = "never" if reason else policy.again
     longer = min(policy.wait_s * 2 ** min(times - 1, 30), policy.most_wait_s)
     wait_s = longer if again in ("here", "elsewhere") else 0.0
-    return Action(
+    return RestartAction(
         again=again,
         cause=verdict.cause,
         why=f"{verdict.why}; {reason}" if reason else verdict.why,

@@ -45,7 +45,7 @@ class Leaf(msgspec.Struct, frozen=True):
         return self.default is msgspec.NODEFAULT
 
 
-class Expected(ValueError):
+class ExpectedValue(ValueError):
     """A value does not fit its leaf; the text says what would."""
 
 
@@ -104,9 +104,9 @@ def read_value(leaf: Leaf, raw: object, *, text: bool) -> Any:
     try:
         value = msgspec.convert(raw, leaf.type, strict=not text, dec_hook=_read_path)
     except msgspec.ValidationError:
-        raise Expected(describe(leaf.type)) from None
+        raise ExpectedValue(describe(leaf.type)) from None
     if isinstance(value, float) and math.isnan(value):  # passes every >= and <= unseen
-        raise Expected(describe(leaf.type))
+        raise ExpectedValue(describe(leaf.type))
     return value
 
 

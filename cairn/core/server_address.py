@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 from cairn.core.errors import UsageError
 
 
-class Place(NamedTuple):
+class ServerAddress(NamedTuple):
     host: str
     port: int
     tls: bool
     prefix: str  # of every path
 
 
-def place(url: str) -> Place:
+def place(url: str) -> ServerAddress:
     try:
         if not url.isprintable() or " " in url:
             raise ValueError
@@ -27,4 +27,4 @@ def place(url: str) -> Place:
         raise UsageError(f"'{url}' is no address of a server", hint="such as http://127.0.0.1:8000")
     tls = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")  # people paste a base_url, too
-    return Place(host, port or (443 if tls else 80), tls, prefix)
+    return ServerAddress(host, port or (443 if tls else 80), tls, prefix)

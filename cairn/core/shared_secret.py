@@ -70,7 +70,7 @@ class Secret:
         return Secret, (self._value,)
 
 
-class Refused(ConnectionError):
+class AuthenticationRefused(ConnectionError):
     """The other end failed authentication. A connection that breaks during the handshake is another ConnectionError."""
 
 
@@ -125,7 +125,7 @@ def admit(link: socket.socket, secret: Secret | None, patience_s: float = PATIEN
         ours = secret.proof(b"listener", theirs, mine)
     _write(link, bytes([verdict]) + ours, deadline)
     if verdict != FINE:
-        raise Refused(TO_LISTENER[verdict])
+        raise AuthenticationRefused(TO_LISTENER[verdict])
     link.settimeout(None)
 
 
@@ -134,17 +134,17 @@ def enter(link: socket.socket, secret: Secret | None, patience_s: float = PATIEN
     deadline = time.monotonic() + patience_s
     hello = _read(link, len(MAGIC) + 1 + NONCE, deadline)
     if not hello.startswith(MAGIC):
-        raise Refused("it is something else that listens there")
+        raise AuthenticationRefused("it is something else that listens there")
     theirs, mine = hello[len(MAGIC) + 1 :], secrets.token_bytes(NONCE)
     proof = bytes(PROOF) if secret is None else secret.proof(b"caller", theirs, mine)
     _write(link, bytes([secret is not None]) + mine + proof, deadline)
     answer = _read(link, 1 + PROOF, deadline)
     if answer[0] != FINE:
-        raise Refused(TO_CALLER.get(answer[0], f"it says {answer[0]}"))
+        raise AuthenticationRefused(TO_CALLER.get(answer[0], f"it says {answer[0]}"))
     if secret is not None:
         right = secret.proof(b"listener", mine, theirs)
         if not hmac.compare_digest(answer[1:], right):
-            raise Refused("it cannot prove that it knows our secret")
+            raise AuthenticationRefused("it cannot prove that it knows our secret")
     link.settimeout(None)
 
 

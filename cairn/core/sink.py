@@ -22,7 +22,7 @@ QUEUE_LIMIT = 65_536  # records; some 20 MB when the disk stands still
 PAUSE_S = 0.05  # between two writes; a process that is killed loses about this much
 
 
-class Sink:
+class EventSink:
     """The file, its queue and its writer thread. One process has one at most."""
 
     def __init__(self, path: Path, name: str, limit: int) -> None:
@@ -82,14 +82,14 @@ class Sink:
         if self.writer is not None:
             self.writer.join(timeout=10)  # a disk that hangs must not hold the exit for ever
 
-    def replace_in_child(self) -> "Sink":
+    def replace_in_child(self) -> "EventSink":
         """Replace the sink in a forked child: this queue, thread and file are the parent's; a new sink is
         the child's, and makes its file with its first event, if there is one."""
         self.is_open = False  # not stopping.set(): the parent's thread may hold the lock inside it
         self.writer = None
         self._close_file()
         path = self.root.with_name(f"{self.root.stem}.{os.getpid()}{self.root.suffix}")
-        child = Sink(path, self.name, self.limit)
+        child = EventSink(path, self.name, self.limit)
         child.root = self.root
         return child
 

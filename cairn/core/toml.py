@@ -21,7 +21,7 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 _POSITION = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)")
 
 
-class Document(msgspec.Struct, frozen=True):
+class TomlDocument(msgspec.Struct, frozen=True):
     """The values of a file and their lines."""
 
     path: Path
@@ -37,7 +37,7 @@ class Document(msgspec.Struct, frozen=True):
         return f"{self.path} line {self.lines[key]}" if key else str(self.path)
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> TomlDocument:
     """The file's values; every way in which it cannot be read is a ConfigError."""
     try:
         text = path.read_bytes().decode()
@@ -60,7 +60,7 @@ def read(path: Path) -> Document:
         raise ConfigError(
             f"cannot read {path}: {reason}", hint="check the file's owner and mode"
         ) from None
-    return Document(path=path, values=_parse(path, text), lines=_lines(text))
+    return TomlDocument(path=path, values=_parse(path, text), lines=_lines(text))
 
 
 def render(config: msgspec.Struct) -> str:

@@ -32,7 +32,7 @@ from cairn.core.records import (
 )
 
 
-class Window(msgspec.Struct, frozen=True):
+class TraceWindow(msgspec.Struct, frozen=True):
     """Time range to export, in seconds. Spans that overlap it are exported completely."""
 
     start_s: float = 0.0
@@ -42,7 +42,7 @@ class Window(msgspec.Struct, frozen=True):
         return start_ns <= self.end_s * 1e9 and end_ns >= self.start_s * 1e9
 
 
-class Summary(msgspec.Struct, frozen=True):
+class TraceSummary(msgspec.Struct, frozen=True):
     """Summary of a written trace."""
 
     out: str
@@ -52,7 +52,7 @@ class Summary(msgspec.Struct, frozen=True):
     seconds: float  # from time zero to the end of the last event
 
 
-class Source(msgspec.Struct, frozen=True):
+class TraceSource(msgspec.Struct, frozen=True):
     """An event file with its offset on the common time axis."""
 
     path: Path
@@ -78,7 +78,7 @@ def timeline(tracks: Sequence[Track], name: str) -> dict[str, Any]:
         new = track.process not in numbers
         number = numbers.setdefault(track.process, len(numbers) + 1)
         process = Process(VERSION, track.process, number, "", "", None, 0, 0)
-        source = Source(Path(name), process, number, -zero)
+        source = TraceSource(Path(name), process, number, -zero)
         if new:
             labels = {"labels": name}
             events.append(_metadata("process_name", source, 0, {"name": track.process}))
@@ -118,9 +118,11 @@ def make_place(out: Path | None, flag: str = "--out") -> None:
         raise UsageError(f"cannot write {out}: {reason}", hint=f"choose another place with {flag}")
 
 
-def write_trace(files: Sequence[Path], out: Path, window: Window | None = None) -> Summary:
+def write_trace(
+    files: Sequence[Path], out: Path, window: TraceWindow | None = None
+) -> TraceSummary:
     """Reads the files and writes the trace, whole or not at all."""
-    window = window or Window()
+    window = window or TraceWindow()
     sources = align(files)
     events, dropped, end_ns = 0, 0, 0
     unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")
@@ -145,10 +147,10 @@ def write_trace(files: Sequence[Path], out: Path, window: Window | None = None) 
     finally:
         with suppress(OSError):  # after a success it is gone already
             unfinished.unlink()
-    return Summary(str(out), len(sources), events, dropped, end_ns / 1e9)
+    return TraceSummary(str(out), len(sources), events, dropped, end_ns / 1e9)
 
 
-def align(files: Iterable[Path]) -> list[Source]:
+def align(files: Iterable[Path]) -> list[TraceSource]:
     """The processes of the files on one time axis, by rank, then by start."""
     processes: list[tuple[Path, Process]] = []
     for path in files:
@@ -169,12 +171,12 @@ def align(files: Iterable[Path]) -> list[Source]:
         key=lambda item: (item[1].rank is None, item[1].rank, item[1].monotonic_ns + item[2])
     )
     return [
-        Source(path, process, number, to_wall - zero_ns)
+        TraceSource(path, process, number, to_wall - zero_ns)
         for number, (path, process, to_wall) in enumerate(starts, start=1)
     ]
 
 
-def _events(source: Source, window: Window) -> Iterator[tuple[Record, dict[str, Any]]]:
+def _events(source: TraceSource, window: TraceWindow) -> Iterator[tuple[Record, dict[str, Any]]]:
     """The trace events of one file, each with the record it is made from."""
     for record in read(source.path):
         if isinstance(record, Process):
@@ -200,7 +202,7 @@ def _bounds(record: Record) -> tuple[int, int]:
             return 0, 0
 
 
-def _process_events(source: Source) -> list[dict[str, Any]]:
+def _process_events(source: TraceSource) -> list[dict[str, Any]]:
     process = source.process
     rank = "" if process.rank is None else f" rank {process.rank}"
     return [
@@ -210,11 +212,13 @@ def _process_events(source: Source) -> list[dict[str, Any]]:
     ]
 
 
-def _metadata(name: str, source: Source, thread: int, values: dict[str, Any]) -> dict[str, Any]:
+def _metadata(
+    name: str, source: TraceSource, thread: int, values: dict[str, Any]
+) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": source.number, "tid": thread, "args": values}
 
 
-def _event(source: Source, record: Span | Instant | Scalar | Dropped) -> dict[str, Any]:
+def _event(source: TraceSource, record: Span | Instant | Scalar | Dropped) -> dict[str, Any]:
     start_ns, end_ns = _bounds(record)
     at = {"pid": source.number, "ts": (start_ns + source.offset_ns) / 1000}  # microseconds
     match record:

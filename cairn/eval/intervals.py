@@ -16,7 +16,7 @@ Z95 = 1.959963984540054
 DRAWS = 1000
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreMetric(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     low: float
     high: float
@@ -38,13 +38,15 @@ def _shown(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
-def share(outcomes: Sequence[float]) -> Metric:
+def share(outcomes: Sequence[float]) -> ScoreMetric:
     """Mean of outcomes that are 0 or 1, with its interval."""
     n = len(outcomes)
     mean = sum(outcomes) / n
     low, high = wilson(mean, n)
     variance = sum((value - mean) ** 2 for value in outcomes) / (n - 1) if n > 1 else 0.0
-    return Metric(value=mean, low=low, high=high, method="wilson", stderr=math.sqrt(variance / n))
+    return ScoreMetric(
+        value=mean, low=low, high=high, method="wilson", stderr=math.sqrt(variance / n)
+    )
 
 
 def wilson(mean: float, n: int, z: float = Z95) -> tuple[float, float]:
@@ -54,7 +56,7 @@ def wilson(mean: float, n: int, z: float = Z95) -> tuple[float, float]:
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
-def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Metric:
+def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> ScoreMetric:
     """sum(above) / sum(below), with an interval from resampling the pairs.
 
     Pairs of nothing, as of an empty text, are not drawn.
@@ -63,17 +65,17 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Metr
     upper, lower = upper[lower > 0], lower[lower > 0]
     value = float(upper.sum() / lower.sum())
     if len(upper) < 2:
-        return Metric(value=value, low=value, high=value, method="none")
+        return ScoreMetric(value=value, low=value, high=value, method="none")
     places = np.random.default_rng(seed).integers(0, len(upper), (DRAWS, len(upper)))
     drawn = upper[places].sum(1) / lower[places].sum(1)
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return Metric(value=value, low=float(low), high=float(high), method="bootstrap")
+    return ScoreMetric(value=value, low=float(low), high=float(high), method="bootstrap")
 
 
-def exponential(metric: Metric) -> Metric:
+def exponential(metric: ScoreMetric) -> ScoreMetric:
     """exp of a value and of its interval: a perplexity from nats per token."""
     low, value, high = (_exp(x) for x in (metric.low, metric.value, metric.high))
-    return Metric(value=value, low=low, high=high, method=metric.method)
+    return ScoreMetric(value=value, low=low, high=high, method=metric.method)
 
 
 def _exp(value: float) -> float:

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from cairn.core.errors import ConfigError, TokenizerError
 from cairn.eval.requests import (
-    Advance,
     GenerateUntil,
     Likelihood,
     LogLikelihood,
+    ProgressCallback,
     Rolling,
     silent,
 )
 from cairn.eval.scorer import Scorer
-from cairn.eval.token_windows import Span, continuation_span, rolling_windows, strided_windows
+from cairn.eval.token_windows import ScoredSpan, continuation_span, rolling_windows, strided_windows
 from cairn.models.checkpoint import default_device
 from cairn.models.runnable import open_model
 from cairn.models.tokenizer import Tokenizer
@@ -90,7 +90,7 @@ class LocalModel:
         )
 
     def loglikelihood(
-        self, requests: Sequence[LogLikelihood], advance: Advance = silent
+        self, requests: Sequence[LogLikelihood], advance: ProgressCallback = silent
     ) -> list[Likelihood]:
         encode = self.tokenizer.encode
         plain = functools.partial(encode, special=False)
@@ -101,7 +101,7 @@ class LocalModel:
         return self._scorer.score(spans, advance)
 
     def rolling(
-        self, requests: Sequence[Rolling], advance: Advance = silent
+        self, requests: Sequence[Rolling], advance: ProgressCallback = silent
     ) -> list[list[Likelihood]]:
         spans = [self._windows(request) for request in requests]
         flat = [span for each in spans for span in each]
@@ -114,7 +114,7 @@ class LocalModel:
         found = iter(self._scorer.score(flat, of_windows))
         return [[next(found) for _ in each] for each in spans]
 
-    def _windows(self, request: Rolling) -> list[Span]:
+    def _windows(self, request: Rolling) -> list[ScoredSpan]:
         window = request.window or self.context
         if window > self.context or request.stride > window:
             raise ConfigError(
@@ -127,7 +127,7 @@ class LocalModel:
         return rolling_windows(tokens, self.prefix_token, window)
 
     def generate_until(
-        self, requests: Sequence[GenerateUntil], advance: Advance = silent
+        self, requests: Sequence[GenerateUntil], advance: ProgressCallback = silent
     ) -> list[str]:
         prompts = [self._prompt(request) for request in requests]
         params = [

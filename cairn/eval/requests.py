@@ -41,23 +41,27 @@ Request = LogLikelihood | Rolling | GenerateUntil
 Result = Likelihood | list[Likelihood] | str
 
 
-class Advance(Protocol):
+class ProgressCallback(Protocol):
     def __call__(self, count: float = 1) -> None: ...
 
 
-class Model(Protocol):
+class EvaluatedModel(Protocol):
     """Interface of a model under evaluation; `LocalModel` implements it."""
 
     name: str
 
     def loglikelihood(
-        self, requests: Sequence[LogLikelihood], advance: Advance
+        self, requests: Sequence[LogLikelihood], advance: ProgressCallback
     ) -> list[Likelihood]: ...
 
-    def rolling(self, requests: Sequence[Rolling], advance: Advance) -> list[list[Likelihood]]: ...
+    def rolling(
+        self, requests: Sequence[Rolling], advance: ProgressCallback
+    ) -> list[list[Likelihood]]: ...
 
-    def generate_until(self, requests: Sequence[GenerateUntil], advance: Advance) -> list[str]: ...
+    def generate_until(
+        self, requests: Sequence[GenerateUntil], advance: ProgressCallback
+    ) -> list[str]: ...
 
 
 def silent(count: float = 1) -> None:
-    """An `Advance` that is not shown."""
+    """An `ProgressCallback` that is not shown."""

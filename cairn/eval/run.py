@@ -9,26 +9,26 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from cairn.core.errors import DataError
-from cairn.eval.intervals import Metric
+from cairn.eval.intervals import ScoreMetric
 from cairn.eval.requests import (
-    Advance,
+    EvaluatedModel,
     GenerateUntil,
     LogLikelihood,
-    Model,
+    ProgressCallback,
     Request,
     Result,
     Rolling,
 )
-from cairn.eval.tasks.task import Sample, Task
+from cairn.eval.tasks.task import EvaluatedSample, EvaluationTask
 from cairn.report.progress import Bar
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     documents: int
-    metrics: dict[str, Metric]
+    metrics: dict[str, ScoreMetric]
     seconds: float
-    samples: list[Sample]
+    samples: list[EvaluatedSample]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(
-    model: Model, tasks: Sequence[Task], done: Callable[[TaskResult], None] = lambda result: None
+    model: EvaluatedModel,
+    tasks: Sequence[EvaluationTask],
+    done: Callable[[TaskResult], None] = lambda result: None,
 ) -> Evaluation:
     """`done` is called with the result of each task as it comes."""
     results = []
@@ -66,7 +68,7 @@ def evaluate(
     return Evaluation(model=model.name, tasks=results)
 
 
-def _one(model: Model, task: Task) -> TaskResult:
+def _one(model: EvaluatedModel, task: EvaluationTask) -> TaskResult:
     if not task.requests:
         raise DataError(f"the task {task.name} has no documents", hint="use a larger --limit")
     began = time.perf_counter()
@@ -84,7 +86,9 @@ def _one(model: Model, task: Task) -> TaskResult:
     )
 
 
-def answer(model: Model, requests: Sequence[Request], advance: Advance) -> list[Result]:
+def answer(
+    model: EvaluatedModel, requests: Sequence[Request], advance: ProgressCallback
+) -> list[Result]:
     """The results of requests, which are all of one kind, in their order."""
     likelihoods = [one for one in requests if isinstance(one, LogLikelihood)]
     rolling = [one for one in requests if isinstance(one, Rolling)]

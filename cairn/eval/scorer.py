@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cairn.eval.requests import Advance, Likelihood, silent
-from cairn.eval.token_windows import Span
-from cairn.models.attend import Packed
+from cairn.eval.requests import Likelihood, ProgressCallback, silent
+from cairn.eval.token_windows import ScoredSpan
+from cairn.models.attend import PackedDocuments
 from cairn.models.transformer import Transformer
 
 ROWS = 1024  # tokens whose logits exist at a time
@@ -26,7 +26,9 @@ class Scorer:
         self.model, self.batch_tokens = model, batch_tokens
         self.device = model.embedding.weight.device
 
-    def score(self, spans: Sequence[Span], advance: Advance = silent) -> list[Likelihood]:
+    def score(
+        self, spans: Sequence[ScoredSpan], advance: ProgressCallback = silent
+    ) -> list[Likelihood]:
         """Score spans; results are in the order of `spans`. `advance` is called with the number of completed spans."""
         found: list[Likelihood | None] = [None] * len(spans)
         for part in passes(spans, self.batch_tokens):
@@ -36,9 +38,9 @@ class Scorer:
         return [result for result in found if result is not None]
 
     @torch.inference_mode()
-    def _one_pass(self, spans: Sequence[Span]) -> list[Likelihood]:
+    def _one_pass(self, spans: Sequence[ScoredSpan]) -> list[Likelihood]:
         lengths = [len(span.tokens) - 1 for span in spans]
-        attend = Packed(lengths, self.device)
+        attend = PackedDocuments(lengths, self.device)
         inputs_T = self._tensor([token for span in spans for token in span.tokens[:-1]])
         hidden_TD = self.model(inputs_T, attend.positions_T(), attend)
         ends = torch.tensor(lengths).cumsum(0).tolist()
@@ -72,7 +74,7 @@ class Scorer:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
-def passes(spans: Sequence[Span], batch_tokens: int) -> Iterator[list[int]]:
+def passes(spans: Sequence[ScoredSpan], batch_tokens: int) -> Iterator[list[int]]:
     """Batches of spans, the longest first, so that running out of memory is detected immediately."""
     order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].tokens), i))
     part: list[int] = []

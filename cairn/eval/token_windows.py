@@ -15,7 +15,7 @@ from typing import NamedTuple
 Encode = Callable[[str], list[int]]
 
 
-class Span(NamedTuple):
+class ScoredSpan(NamedTuple):
     """Tokens of which the last `scored` are scored, each after those before it."""
 
     tokens: list[int]
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 def continuation_span(
     context: str, continuation: str, encode: Encode, encode_plain: Encode, prefix: int, longest: int
-) -> Span:
+) -> ScoredSpan:
     """A continuation after its context, cut at the left to the `longest` tokens that a model can read.
 
     Spaces at the end of the context belong to the continuation: tokens begin with their space. `encode` adds the
@@ -43,26 +43,26 @@ def continuation_span(
             after = after[1:]
     before = before or [prefix]
     tokens = [*before, *after][-(longest + 1) :]
-    return Span(tokens, min(len(after), len(tokens) - 1))
+    return ScoredSpan(tokens, min(len(after), len(tokens) - 1))
 
 
-def rolling_windows(tokens: Sequence[int], prefix: int, window: int) -> list[Span]:
+def rolling_windows(tokens: Sequence[int], prefix: int, window: int) -> list[ScoredSpan]:
     """lm-eval's windows: disjoint in what they score, with as much context as fits behind the first one."""
     tokens = tokens[1:] if tokens[:1] == [prefix] else tokens  # a tokenizer may have put it there
     if not tokens:
         return []
     first = min(window, len(tokens))
-    spans = [Span([prefix, *tokens[:first]], first)]
+    spans = [ScoredSpan([prefix, *tokens[:first]], first)]
     done = first
     while done < len(tokens):
         scored = min(len(tokens) - done, window)
         end = done + scored
-        spans.append(Span(list(tokens[end - window - 1 : end]), scored))
+        spans.append(ScoredSpan(list(tokens[end - window - 1 : end]), scored))
         done = end
     return spans
 
 
-def strided_windows(tokens: Sequence[int], window: int, stride: int) -> list[Span]:
+def strided_windows(tokens: Sequence[int], window: int, stride: int) -> list[ScoredSpan]:
     """The sliding windows of transformers' guide to perplexity; the first token of the text is not scored."""
     spans, scored_to = [], 0
     for begin in range(0, len(tokens), stride):
@@ -70,7 +70,7 @@ def strided_windows(tokens: Sequence[int], window: int, stride: int) -> list[Spa
         part = list(tokens[begin:end])
         scored = min(end - scored_to, len(part) - 1)
         if scored > 0:
-            spans.append(Span(part, scored))
+            spans.append(ScoredSpan(part, scored))
         scored_to = end
         if end == len(tokens):
             break

@@ -15,7 +15,7 @@ import msgspec
 from cairn.fleet.paths import plain_path
 from cairn.fleet.pulse_client import KEY, Unfollowed
 from cairn.fleet.worker import Worker
-from cairn.models.incremental_decode import Rules, piece_of
+from cairn.models.incremental_decode import DecoderRules, piece_of
 from cairn.serve.text_keys import PromptKeys, token_counts
 
 PASSED_ON = (
@@ -31,8 +31,8 @@ PASSED_ON = (
 )
 TOKENIZED = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 LARGEST_ANSWER = 64 << 20
-BYTE_LEVEL = Rules(byte_level=True)
-SENTENCE_PIECE = Rules(byte_fallback=True, replace=(("▁", " "),))
+BYTE_LEVEL = DecoderRules(byte_level=True)
+SENTENCE_PIECE = DecoderRules(byte_fallback=True, replace=(("▁", " "),))
 
 
 class Tokenized(msgspec.Struct):

@@ -12,15 +12,15 @@ import msgspec
 from msgspec import Meta
 
 from cairn.cluster.operator.conditions import Condition, available
-from cairn.cluster.operator.crd import Definition, Rule
+from cairn.cluster.operator.crd import CelRule, Definition
 from cairn.cluster.operator.model import PREFIX
 from cairn.cluster.operator.objects import API, Object, ref_of
 from cairn.cluster.operator.reconcile import (
     Action,
-    Kind,
-    Merge,
+    MergePatch,
     Observed,
-    Rendered,
+    RenderedObjects,
+    ResourceHandler,
     alive,
     delete,
     read_spec,
@@ -36,7 +36,7 @@ class ServiceScale(msgspec.Struct, frozen=True, kw_only=True):
     """servers of the first group, instead of its count; within its least and most, and in place of KEDA"""
 
 
-def render(observed: Observed) -> Rendered:
+def render(observed: Observed) -> RenderedObjects:
     config = read_service(observed)
     check_for(config, "kubernetes")
     missing = _models(observed, config)
@@ -52,7 +52,7 @@ def render(observed: Observed) -> Rendered:
         "selector": f"cairn/fleet={observed.name},cairn/part={observed.name}-servers-{_first(config)}",
         "url": f"http://{observed.name}.{observed.resource['metadata']['namespace']}",
     }
-    return Rendered(
+    return RenderedObjects(
         objects=None if missing else objects, conditions=[*missing, *parts], fields=fields
     )
 
@@ -137,10 +137,10 @@ def _is_down(deployment: Object) -> bool:
     return deployment["spec"].get("replicas", 1) == 0 and is_newest and not status.get("replicas")
 
 
-def _down(deployment: Object) -> Merge:
+def _down(deployment: Object) -> MergePatch:
     version = deployment["metadata"]["resourceVersion"]
     patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": 0}}
-    return Merge(ref_of(deployment), patch)
+    return MergePatch(ref_of(deployment), patch)
 
 
 def service_object(config: FleetConfig) -> Object:
@@ -157,7 +157,7 @@ def service_object(config: FleetConfig) -> Object:
     return {"apiVersion": API, "kind": "InferenceService", "metadata": meta, "spec": spec}
 
 
-INFERENCE_SERVICE = Kind(
+INFERENCE_SERVICE = ResourceHandler(
     name="InferenceService", render=render, release=release, related=("Model",)
 )
 DEFINITION = Definition(
@@ -167,14 +167,14 @@ DEFINITION = Definition(
     more=ServiceScale,
     without=("name",),
     rules=(
-        Rule("", "size(self.servers) > 0", "servers is empty: a service has at least one group"),
-        Rule(
+        CelRule("", "size(self.servers) > 0", "servers is empty: a service has at least one group"),
+        CelRule(
             "servers[]",
             "(has(self.model) && self.model != '' ? 1 : 0) + (has(self.dns) && self.dns != '' ? 1 : 0)"
             " + (has(self.urls) && size(self.urls) > 0 ? 1 : 0) == 1",
             "a group has exactly one of model, urls and dns",
         ),
-        Rule(
+        CelRule(
             "servers[]",
             "has(self.least) == has(self.most) && (!has(self.least) || self.least <= self.most)",
             "least and most are given together, and least <= most",

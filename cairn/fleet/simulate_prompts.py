@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
+from cairn.bench.arrival_traces import BLOCK_TOKENS, TracedRequest
 
 MOST_TURNS, MOST_BLOCKS_OF_TURN, LONGEST_ANSWER = 8, 6, 300  # of made-up conversations
 
@@ -18,14 +18,14 @@ MOST_TURNS, MOST_BLOCKS_OF_TURN, LONGEST_ANSWER = 8, 6, 300  # of made-up conver
 class Prompt(msgspec.Struct, frozen=True):
     """A request of the trace, ready to be hashed."""
 
-    traced: Traced
+    traced: TracedRequest
     keys: list[int]  # at the end of each block
     tokens: list[int]  # up to there
     hashes: list[bytes]  # of its full pages
 
 
 def prompts_of(
-    trace: Sequence[Traced], page_size: int, block_tokens: int = BLOCK_TOKENS
+    trace: Sequence[TracedRequest], page_size: int, block_tokens: int = BLOCK_TOKENS
 ) -> list[Prompt]:
     """Hashes of blocks, and of the pages in them; a block that many share is hashed once."""
     known: dict[tuple[bytes, int], tuple[bytes, list[bytes]]] = {}
@@ -52,12 +52,12 @@ def _block(parent: bytes, block: int, pages_of_block: int) -> tuple[bytes, list[
     return key, pages
 
 
-def fitting(trace: Sequence[Traced], context: int) -> list[Traced]:
+def fitting(trace: Sequence[TracedRequest], context: int) -> list[TracedRequest]:
     """Requests that fit into the context of a server."""
     return [one for one in trace if one.input_tokens + one.output_tokens <= context]
 
 
-def from_zero(trace: Sequence[Traced]) -> list[Traced]:
+def from_zero(trace: Sequence[TracedRequest]) -> list[TracedRequest]:
     """The same requests, of which the first one comes at once."""
     first_s = trace[0].at_s
     return [msgspec.structs.replace(one, at_s=one.at_s - first_s) for one in trace]
@@ -72,10 +72,12 @@ def conversation_blocks(context: int, page_size: int) -> int:
     return tokens
 
 
-def conversations(requests: int, seed: int = 0, block_tokens: int = BLOCK_TOKENS) -> list[Traced]:
+def conversations(
+    requests: int, seed: int = 0, block_tokens: int = BLOCK_TOKENS
+) -> list[TracedRequest]:
     """Made-up conversations: a system prompt that many share, turns that grow, people who take their time."""
     draw = random.Random(seed)
-    made: list[Traced] = []
+    made: list[TracedRequest] = []
     fresh = itertools.count(1000)
     while len(made) < requests:
         at_s = draw.uniform(0, requests)
@@ -83,6 +85,6 @@ def conversations(requests: int, seed: int = 0, block_tokens: int = BLOCK_TOKENS
         for _ in range(draw.randint(1, MOST_TURNS)):
             blocks = [*blocks, *(next(fresh) for _ in range(draw.randint(1, MOST_BLOCKS_OF_TURN)))]
             answer = draw.randint(20, LONGEST_ANSWER)
-            made.append(Traced(at_s, block_tokens * len(blocks), answer, tuple(blocks)))
+            made.append(TracedRequest(at_s, block_tokens * len(blocks), answer, tuple(blocks)))
             at_s += draw.expovariate(1 / 30)
     return sorted(made, key=lambda one: one.at_s)[:requests]

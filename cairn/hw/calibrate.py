@@ -72,7 +72,7 @@ QUICK = Effort(
 )
 
 
-class Step(msgspec.Struct, frozen=True):
+class CalibrationStep(msgspec.Struct, frozen=True):
     label: str
     keys: tuple[str, ...]  # the ceilings that it finds
     run: Callable[[], Findings]
@@ -121,11 +121,13 @@ def choose_device(machine: Machine) -> tuple[str, str]:
     return "cpu", machine.cpu.model or "CPU"
 
 
-def plan_steps(device: str, machine: Machine, effort: Effort, folder: Path) -> list[Step]:
+def plan_steps(
+    device: str, machine: Machine, effort: Effort, folder: Path
+) -> list[CalibrationStep]:
     return [*_device_steps(device, machine, effort), *_host_steps(device, machine, effort, folder)]
 
 
-def _device_steps(device: str, machine: Machine, effort: Effort) -> list[Step]:
+def _device_steps(device: str, machine: Machine, effort: Effort) -> list[CalibrationStep]:
     budget = effort.budget_ms
     return [
         _one("memory bandwidth", "copy", _copy_rate, device, machine, effort),
@@ -152,16 +154,21 @@ def _device_steps(device: str, machine: Machine, effort: Effort) -> list[Step]:
     ]
 
 
-def _host_steps(device: str, machine: Machine, effort: Effort, folder: Path) -> list[Step]:
+def _host_steps(
+    device: str, machine: Machine, effort: Effort, folder: Path
+) -> list[CalibrationStep]:
     disk = partial(disk_rates, folder, effort.disk_bytes)
     loopback = partial(loopback_rates, effort.echoes, effort.loopback_bytes)
-    steps = [Step("disk", DISK_KEYS, disk), Step("loopback network", LOOPBACK_KEYS, loopback)]
+    steps = [
+        CalibrationStep("disk", DISK_KEYS, disk),
+        CalibrationStep("loopback network", LOOPBACK_KEYS, loopback),
+    ]
     if device == "cpu":  # its own copy is the host's: `gather` notes it
         return steps
     return [_one("host memory", "host_copy", _copy_rate, "cpu", machine, effort), *steps]
 
 
-def run_step(step: Step) -> Findings:
+def run_step(step: CalibrationStep) -> Findings:
     """Run a step and return its findings. A failure of torch or the system becomes a finding with its reason."""
     try:
         return step.run()
@@ -194,8 +201,10 @@ def gather(findings: Findings, machine: Machine, device: str, name: str, quick: 
     return msgspec.structs.replace(bare, **rest)
 
 
-def _one(label: str, key: str, call: Callable[..., Measured], *arguments: object) -> Step:
-    return Step(label, (key,), lambda: {key: call(*arguments)})
+def _one(
+    label: str, key: str, call: Callable[..., Measured], *arguments: object
+) -> CalibrationStep:
+    return CalibrationStep(label, (key,), lambda: {key: call(*arguments)})
 
 
 def _copy_rate(device: str, machine: Machine, effort: Effort) -> Measured:

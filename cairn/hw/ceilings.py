@@ -16,7 +16,7 @@ import msgspec
 from cairn.core.errors import HardwareError
 from cairn.hw.machine import Machine
 from cairn.hw.storage import cache_folder, nearest_existing
-from cairn.hw.timing import Timing
+from cairn.hw.timing import CallTiming
 
 SCHEMA = 1  # of machine.json; another number is another format
 WRITE_HINT = "name a file with --out, or set CAIRN_CACHE to a folder that you own"
@@ -70,7 +70,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False  # other programs held the cores meanwhile: the true ceilings may be higher
 
 
-def rate(work: float, unit: Literal["B/s", "FLOP/s"], timing: Timing, how: str) -> Measured:
+def rate(work: float, unit: Literal["B/s", "FLOP/s"], timing: CallTiming, how: str) -> Measured:
     """Work per second. The slow runs (p90 of time) make the low end."""
     return Measured(
         value=work / timing.median_s,
@@ -82,7 +82,7 @@ def rate(work: float, unit: Literal["B/s", "FLOP/s"], timing: Timing, how: str) 
     )
 
 
-def duration(timing: Timing, how: str) -> Measured:
+def duration(timing: CallTiming, how: str) -> Measured:
     return Measured(
         value=timing.median_s,
         unit="s",

@@ -1,7 +1,7 @@
 """Checks for containers and sandboxes: which one it is, and its overhead. Pure; no findings outside of one."""
 
-from cairn.hw.evidence import Evidence
-from cairn.hw.findings import Finding, ok, warn
+from cairn.hw.evidence import HardwareEvidence
+from cairn.hw.findings import HardwareFinding, ok, warn
 
 GVISOR_KERNELS = (
     "4.4.0",
@@ -9,7 +9,7 @@ GVISOR_KERNELS = (
 )  # what gVisor shows, older and newer, whatever the host runs
 
 
-def check_container(evidence: Evidence) -> Finding | None:
+def check_container(evidence: HardwareEvidence) -> HardwareFinding | None:
     machine = evidence.machine
     kind, kernel = machine.container, machine.kernel or ""
     if kernel in GVISOR_KERNELS or "gvisor" in kernel:

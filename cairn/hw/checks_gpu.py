@@ -1,19 +1,19 @@
 """Are the GPUs usable, healthy, fully linked and free?
 
-Pure functions over `Evidence`. Every one but `check_gpu` and `check_matmul` says nothing where
+Pure functions over `HardwareEvidence`. Every one but `check_gpu` and `check_matmul` says nothing where
 there is no GPU, or where the driver does not tell.
 """
 
 from cairn.core.units import format_bytes
-from cairn.hw.evidence import Evidence
-from cairn.hw.findings import Finding, fail, ok, warn
+from cairn.hw.evidence import HardwareEvidence
+from cairn.hw.findings import HardwareFinding, fail, ok, warn
 from cairn.hw.machine import Gpu
 
 IDLE_GPU_BYTES = 2 << 30  # what a driver and an empty context may hold
 UNSEEN = "processes that are not visible from here"
 
 
-def check_gpu(evidence: Evidence) -> Finding:
+def check_gpu(evidence: HardwareEvidence) -> HardwareFinding:
     gpus, usable = evidence.machine.gpus, evidence.torch_gpus
     if not gpus:
         return warn("no GPU: everything runs on the CPU", "nothing to do, if that is what you want")
@@ -30,7 +30,7 @@ def check_gpu(evidence: Evidence) -> Finding:
     return ok(why)
 
 
-def check_matmul(evidence: Evidence) -> Finding | None:
+def check_matmul(evidence: HardwareEvidence) -> HardwareFinding | None:
     if evidence.torch_problem is not None or evidence.machine.versions.torch is None:
         return None  # the check of torch has said it
     if evidence.matmul_problem is not None:
@@ -38,7 +38,7 @@ def check_matmul(evidence: Evidence) -> Finding | None:
     return ok(f"a small product is right on {_devices(evidence.torch_gpus)}")
 
 
-def check_ecc(evidence: Evidence) -> Finding | None:
+def check_ecc(evidence: HardwareEvidence) -> HardwareFinding | None:
     gpus = [gpu for gpu in evidence.machine.gpus if gpu.ecc.enabled is not None]
     if not gpus:
         return None
@@ -53,7 +53,7 @@ def check_ecc(evidence: Evidence) -> Finding | None:
     return ok("no uncorrected memory errors" + (f"; {rows} rows were replaced" if rows else ""))
 
 
-def check_pcie(evidence: Evidence) -> Finding | None:
+def check_pcie(evidence: HardwareEvidence) -> HardwareFinding | None:
     links = [(gpu.index, gpu.pcie.width, gpu.pcie.max_width) for gpu in evidence.machine.gpus]
     known = [(index, width, full) for index, width, full in links if width and full]
     if not known:
@@ -67,7 +67,7 @@ def check_pcie(evidence: Evidence) -> Finding | None:
     return ok(", ".join(sorted({f"x{width}" for _, width, _ in known})))
 
 
-def check_clocks(evidence: Evidence) -> Finding | None:
+def check_clocks(evidence: HardwareEvidence) -> HardwareFinding | None:
     slowed = [gpu for gpu in evidence.machine.gpus if gpu.slowdowns]
     if not evidence.machine.gpus or evidence.machine.gpus[0].source != "nvml":
         return None  # only NVML says
@@ -77,7 +77,7 @@ def check_clocks(evidence: Evidence) -> Finding | None:
     return ok("nothing holds the clocks down")
 
 
-def check_gpu_memory(evidence: Evidence) -> Finding | None:
+def check_gpu_memory(evidence: HardwareEvidence) -> HardwareFinding | None:
     if not evidence.machine.gpus:
         return None
     holders = [text for gpu in evidence.machine.gpus if (text := _holder(gpu, evidence.own_pid))]
@@ -91,7 +91,7 @@ def check_gpu_memory(evidence: Evidence) -> Finding | None:
     return ok("no other process holds GPU memory")
 
 
-def check_p2p(evidence: Evidence) -> Finding | None:
+def check_p2p(evidence: HardwareEvidence) -> HardwareFinding | None:
     if evidence.torch_gpus < 2:
         return None
     pairs = evidence.pairs_without_p2p
@@ -104,7 +104,7 @@ def check_p2p(evidence: Evidence) -> Finding | None:
     return ok(f"all {evidence.torch_gpus} GPUs reach each other directly")
 
 
-def check_counters(evidence: Evidence) -> Finding | None:
+def check_counters(evidence: HardwareEvidence) -> HardwareFinding | None:
     restricted = evidence.machine.limits.profiling_admin_only
     if not evidence.machine.gpus or restricted is None:
         return None

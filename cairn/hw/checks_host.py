@@ -1,12 +1,12 @@
 """Do the CPU, the memory, the limits and the disks leave room to run?
 
-Pure functions over `Evidence`. The thresholds are what the smallest sensible job needs, not what a
+Pure functions over `HardwareEvidence`. The thresholds are what the smallest sensible job needs, not what a
 large one would like.
 """
 
 from cairn.core.units import format_bytes
-from cairn.hw.evidence import Evidence, Place
-from cairn.hw.findings import Finding, fail, ok, warn
+from cairn.hw.evidence import HardwareEvidence, WritableFolder
+from cairn.hw.findings import HardwareFinding, fail, ok, warn
 from cairn.hw.transfer_path import transfer_paths
 
 GIBI = 1 << 30
@@ -17,7 +17,7 @@ ENOUGH_HUB_DISK = 20 * GIBI  # one 8B model in bf16 is 16 GB
 ENOUGH_CACHE_DISK = 1 * GIBI
 
 
-def check_cpu(evidence: Evidence) -> Finding:
+def check_cpu(evidence: HardwareEvidence) -> HardwareFinding:
     cpu = evidence.machine.cpu
     threads = cpu.usable_threads or cpu.threads or 1
     if cpu.quota is not None and cpu.quota < threads:
@@ -28,7 +28,7 @@ def check_cpu(evidence: Evidence) -> Finding:
     return ok(f"{threads} threads of {cpu.model or 'an unknown CPU'}")
 
 
-def check_numa(evidence: Evidence) -> Finding | None:
+def check_numa(evidence: HardwareEvidence) -> HardwareFinding | None:
     machine = evidence.machine
     if len(machine.numa) < 2 or machine.limits.numa_balancing is None:
         return None
@@ -41,7 +41,7 @@ def check_numa(evidence: Evidence) -> Finding | None:
     return ok(f"{len(machine.numa)} nodes, automatic balancing {state}")
 
 
-def check_memory(evidence: Evidence) -> Finding:
+def check_memory(evidence: HardwareEvidence) -> HardwareFinding:
     memory = evidence.machine.memory
     usable = memory.usable_bytes
     if usable is None:
@@ -55,7 +55,7 @@ def check_memory(evidence: Evidence) -> Finding:
     return ok(why)
 
 
-def check_shm(evidence: Evidence) -> Finding | None:
+def check_shm(evidence: HardwareEvidence) -> HardwareFinding | None:
     size = evidence.machine.memory.shm_bytes
     if size is None:
         return None
@@ -67,7 +67,7 @@ def check_shm(evidence: Evidence) -> Finding | None:
     return ok(format_bytes(size))
 
 
-def check_open_files(evidence: Evidence) -> Finding | None:
+def check_open_files(evidence: HardwareEvidence) -> HardwareFinding | None:
     limit = evidence.machine.limits.open_files
     if limit is None:
         return None
@@ -76,7 +76,7 @@ def check_open_files(evidence: Evidence) -> Finding | None:
     return ok(str(limit))
 
 
-def check_locked_memory(evidence: Evidence) -> Finding | None:
+def check_locked_memory(evidence: HardwareEvidence) -> HardwareFinding | None:
     limit = evidence.machine.limits.locked_memory_bytes
     if limit is None:
         return None
@@ -90,28 +90,28 @@ def check_locked_memory(evidence: Evidence) -> Finding | None:
     return ok(f"{format_bytes(limit)}; only InfiniBand needs more, and there is none")
 
 
-def check_transfer(evidence: Evidence) -> Finding:
+def check_transfer(evidence: HardwareEvidence) -> HardwareFinding:
     """Check the transports of KV blocks and weights between processes and between machines."""
     paths = transfer_paths(evidence.machine, evidence.nixl, evidence.peer_memory)
     why = f"between machines {paths.between} ({paths.why}); on this one {paths.within}"
     return ok(why) if paths.better is None else warn(why, paths.better)
 
 
-def check_hub_cache(evidence: Evidence) -> Finding | None:
+def check_hub_cache(evidence: HardwareEvidence) -> HardwareFinding | None:
     return _judge_place(
         evidence.hub_cache, ENOUGH_HUB_DISK, "downloaded models", "set HF_HOME to", needed=False
     )
 
 
-def check_cairn_cache(evidence: Evidence) -> Finding | None:
+def check_cairn_cache(evidence: HardwareEvidence) -> HardwareFinding | None:
     return _judge_place(
         evidence.cairn_cache, ENOUGH_CACHE_DISK, "results", "set CAIRN_CACHE to", needed=True
     )
 
 
 def _judge_place(
-    place: Place | None, enough: int, holds: str, move: str, needed: bool
-) -> Finding | None:
+    place: WritableFolder | None, enough: int, holds: str, move: str, needed: bool
+) -> HardwareFinding | None:
     if place is None:
         return None
     path, free = place.filesystem.path, place.filesystem.free_bytes or 0

@@ -1,18 +1,18 @@
 """Are the packages installed, new enough, and compatible with the driver?
 
-Pure functions over `Evidence`: nothing is imported or read here. Knows nothing about GPUs beyond
+Pure functions over `HardwareEvidence`: nothing is imported or read here. Knows nothing about GPUs beyond
 whether there is one.
 """
 
-from cairn.hw.evidence import Evidence
-from cairn.hw.findings import Finding, fail, ok, warn
+from cairn.hw.evidence import HardwareEvidence
+from cairn.hw.findings import HardwareFinding, fail, ok, warn
 from cairn.hw.versions import parse_version
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
 
 
-def check_python(evidence: Evidence) -> Finding:
+def check_python(evidence: HardwareEvidence) -> HardwareFinding:
     version = evidence.machine.versions.python or "unknown"
     if parse_version(version) >= OLDEST_PYTHON:
         return ok(version)
@@ -21,7 +21,7 @@ def check_python(evidence: Evidence) -> Finding:
     )
 
 
-def check_torch(evidence: Evidence) -> Finding:
+def check_torch(evidence: HardwareEvidence) -> HardwareFinding:
     version = evidence.machine.versions.torch
     if version is None:
         return fail("torch is not installed", f"pip install 'torch>={_dotted(OLDEST_TORCH)}'")
@@ -35,7 +35,7 @@ def check_torch(evidence: Evidence) -> Finding:
     return ok(version)
 
 
-def check_cuda(evidence: Evidence) -> Finding | None:
+def check_cuda(evidence: HardwareEvidence) -> HardwareFinding | None:
     """A driver runs programs of its own CUDA and of older ones, never of a newer major version."""
     versions = evidence.machine.versions
     if not evidence.machine.gpus or versions.torch is None:
@@ -60,7 +60,7 @@ def check_cuda(evidence: Evidence) -> Finding | None:
     return ok(f"{why} (driver {versions.driver or 'unknown'})")
 
 
-def check_triton(evidence: Evidence) -> Finding | None:
+def check_triton(evidence: HardwareEvidence) -> HardwareFinding | None:
     version = evidence.machine.versions.triton
     if evidence.triton_problem is None:
         return ok(version or "imports; its version is unknown")
@@ -71,7 +71,7 @@ def check_triton(evidence: Evidence) -> Finding | None:
     return fail(f"triton {version} does not import: {evidence.triton_problem}", "reinstall triton")
 
 
-def check_packages(evidence: Evidence) -> Finding:
+def check_packages(evidence: HardwareEvidence) -> HardwareFinding:
     missing, optional = evidence.missing_packages, evidence.missing_optional
     if missing:
         return warn(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
@@ -81,7 +81,7 @@ def check_packages(evidence: Evidence) -> Finding:
     return ok("all optional packages are installed")
 
 
-def check_calibration(evidence: Evidence) -> Finding | None:
+def check_calibration(evidence: HardwareEvidence) -> HardwareFinding | None:
     calibration = evidence.calibration
     if calibration is None:
         return None
@@ -94,7 +94,7 @@ def check_calibration(evidence: Evidence) -> Finding | None:
     return ok(f"measured {calibration.measured_at}")
 
 
-def check_readings(evidence: Evidence) -> Finding | None:
+def check_readings(evidence: HardwareEvidence) -> HardwareFinding | None:
     notes = evidence.machine.notes
     if not notes:
         return None

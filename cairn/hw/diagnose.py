@@ -10,8 +10,8 @@ functions over data, in the four files beside this one; all the reading and tryi
 from collections.abc import Mapping
 
 from cairn.hw import checks_container, checks_gpu, checks_host, checks_software
-from cairn.hw.evidence import Evidence
-from cairn.hw.findings import Check, Finding, Status, Verdict, fail
+from cairn.hw.evidence import HardwareEvidence
+from cairn.hw.findings import Check, HardwareFinding, HardwareVerdict, Status, fail
 
 CHECKS: dict[str, Check] = {
     "python": checks_software.check_python,
@@ -42,25 +42,27 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def diagnose(evidence: Evidence, checks: Mapping[str, Check] | None = None) -> list[Verdict]:
+def diagnose(
+    evidence: HardwareEvidence, checks: Mapping[str, Check] | None = None
+) -> list[HardwareVerdict]:
     """Every verdict that applies, in the order of `CHECKS`."""
     findings = (
         (name, _careful(check, evidence))
         for name, check in (CHECKS if checks is None else checks).items()
     )
     return [
-        Verdict(name=name, status=finding.status, why=finding.why, fix=finding.fix)
+        HardwareVerdict(name=name, status=finding.status, why=finding.why, fix=finding.fix)
         for name, finding in findings
         if finding is not None
     ]
 
 
-def overall(verdicts: list[Verdict]) -> Status:
+def overall(verdicts: list[HardwareVerdict]) -> Status:
     statuses = {verdict.status for verdict in verdicts}
     return "fail" if "fail" in statuses else "warn" if "warn" in statuses else "ok"
 
 
-def _careful(check: Check, evidence: Evidence) -> Finding | None:
+def _careful(check: Check, evidence: HardwareEvidence) -> HardwareFinding | None:
     try:
         return check(evidence)
     except Exception as error:  # noqa: BLE001  a doctor that dies of one symptom is of no use

@@ -43,21 +43,21 @@ PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 PRODUCT_SIZE = 64
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class WritableFolder(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that commands write to."""
 
     filesystem: Filesystem
     writable: bool
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrationState(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     measured_at: str | None = None
     problem: str | None = None  # why it cannot be used at all
     stale: list[str] = []  # what has changed since
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class HardwareEvidence(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     own_pid: int
     is_root: bool
@@ -66,21 +66,21 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     matmul_problem: str | None = None  # None: every device computes the right number
     triton_problem: str | None = None  # None: it imports
     pairs_without_p2p: list[tuple[int, int]] = []
-    cairn_cache: Place | None = None
-    hub_cache: Place | None = None
-    calibration: Calibration | None = None
+    cairn_cache: WritableFolder | None = None
+    hub_cache: WritableFolder | None = None
+    calibration: CalibrationState | None = None
     missing_packages: list[str] = []  # that Cairn depends on
     missing_optional: dict[str, str] = {}  # by name, what needs it
     nixl: str | None = None  # its version, where it is installed
     peer_memory: bool = False  # network ports may reach GPU memory
 
 
-def collect(environment: Mapping[str, str] | None = None) -> Evidence:
+def collect(environment: Mapping[str, str] | None = None) -> HardwareEvidence:
     """Probe first: once torch holds a GPU, its own memory would count as that of others."""
     machine = probe(environment=environment)
     torch_problem = try_import("torch")
     gpus = 0 if torch_problem else _torch_gpus()
-    return Evidence(
+    return HardwareEvidence(
         machine=machine,
         own_pid=os.getpid(),
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
@@ -137,13 +137,13 @@ def try_matmul(gpus: int) -> str | None:
     return None
 
 
-def read_calibration(path: Path, machine: Machine) -> Calibration:
+def read_calibration(path: Path, machine: Machine) -> CalibrationState:
     try:
         measured = ceilings.load(path)
     except HardwareError as error:
-        return Calibration(path=str(path), problem=error.message)
+        return CalibrationState(path=str(path), problem=error.message)
     stale = ceilings.staleness(measured, machine)
-    return Calibration(path=str(path), measured_at=measured.measured_at, stale=stale)
+    return CalibrationState(path=str(path), measured_at=measured.measured_at, stale=stale)
 
 
 def _torch_gpus() -> int:
@@ -161,8 +161,8 @@ def _pairs_without_p2p(gpus: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
 
 
-def _place(folder: Path) -> Place:
-    return Place(
+def _place(folder: Path) -> WritableFolder:
+    return WritableFolder(
         filesystem=read_filesystem(folder),
         writable=os.access(nearest_existing(folder), os.W_OK | os.X_OK),
     )

@@ -9,34 +9,36 @@ from typing import Literal
 
 import msgspec
 
-from cairn.hw.evidence import Evidence
+from cairn.hw.evidence import HardwareEvidence
 
 Status = Literal["ok", "warn", "fail"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class HardwareFinding(msgspec.Struct, frozen=True):
     status: Status
     why: str
     fix: str | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class HardwareVerdict(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     status: Status
     why: str
     fix: str | None
 
 
-Check = Callable[[Evidence], Finding | None]  # None: the question does not arise on this machine
+Check = Callable[
+    [HardwareEvidence], HardwareFinding | None
+]  # None: the question does not arise on this machine
 
 
-def ok(why: str) -> Finding:
-    return Finding("ok", why)
+def ok(why: str) -> HardwareFinding:
+    return HardwareFinding("ok", why)
 
 
-def warn(why: str, fix: str) -> Finding:
-    return Finding("warn", why, fix)
+def warn(why: str, fix: str) -> HardwareFinding:
+    return HardwareFinding("warn", why, fix)
 
 
-def fail(why: str, fix: str) -> Finding:
-    return Finding("fail", why, fix)
+def fail(why: str, fix: str) -> HardwareFinding:
+    return HardwareFinding("fail", why, fix)

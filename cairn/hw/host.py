@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cairn.hw.cgroup import cpu_quota, memory_limit
-from cairn.hw.machine import Cache, Cpu, Limits, Memory, NumaNode, Unlimited
+from cairn.hw.machine import Cpu, CpuCache, HostMemory, NumaNode, ResourceLimits, Unlimited
 from cairn.hw.sysfs import parse_range_list, parse_size, read_int, read_text
 
 # What kernels care about: the name we print, and the flag that /proc/cpuinfo shows for it.
@@ -66,7 +66,7 @@ def read_cpu(root: Path) -> Cpu:
     )
 
 
-def read_memory(root: Path) -> tuple[Memory, list[str]]:
+def read_memory(root: Path) -> tuple[HostMemory, list[str]]:
     """The memory of the machine and of the container, and what to know about the answer."""
     sizes = _meminfo(root)
     limit, used = memory_limit(root)
@@ -81,7 +81,7 @@ def read_memory(root: Path) -> tuple[Memory, list[str]]:
         else:
             memory = psutil.virtual_memory()
             total, available = int(memory.total), int(memory.available)
-    return Memory(
+    return HostMemory(
         total_bytes=total,
         available_bytes=available,
         limit_bytes=limit,
@@ -104,12 +104,12 @@ def read_numa(root: Path) -> list[NumaNode]:
     return sorted(nodes, key=lambda node: node.node)
 
 
-def read_limits(root: Path) -> Limits:
+def read_limits(root: Path) -> ResourceLimits:
     balancing = read_int(root / "proc/sys/kernel/numa_balancing")
     admin_only = re.search(
         r"RmProfilingAdminOnly:\s*(\d)", read_text(root / "proc/driver/nvidia/params") or ""
     )
-    return Limits(
+    return ResourceLimits(
         open_files=_soft_limit("RLIMIT_NOFILE"),
         locked_memory_bytes=_soft_limit("RLIMIT_MEMLOCK"),
         numa_balancing=None if balancing is None else balancing != 0,
@@ -183,13 +183,13 @@ def _topology(folders: list[Path]) -> tuple[int | None, int | None]:
     return (len({socket for socket, _ in places}), len(places)) if places else (None, None)
 
 
-def _caches(folder: Path) -> list[Cache]:
+def _caches(folder: Path) -> list[CpuCache]:
     caches = []
     for index in folder.glob("index[0-9]*"):
         level, size = read_int(index / "level"), parse_size(read_text(index / "size") or "")
         if level is not None and size is not None:
             kind = read_text(index / "type") or "Unified"
-            caches.append(Cache(level=level, kind=kind, size_bytes=size))
+            caches.append(CpuCache(level=level, kind=kind, size_bytes=size))
     return sorted(caches, key=lambda cache: (cache.level, cache.kind))
 
 

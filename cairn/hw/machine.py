@@ -22,7 +22,7 @@ import msgspec
 Unlimited = Literal["unlimited"]
 
 
-class Cache(msgspec.Struct, frozen=True, kw_only=True):
+class CpuCache(msgspec.Struct, frozen=True, kw_only=True):
     level: int
     kind: str  # "Data", "Instruction" or "Unified"
     size_bytes: int
@@ -37,7 +37,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     usable_threads: int | None = None  # what the affinity mask of this process allows
     quota: float | None = None  # CPUs that the cgroup grants; None when it sets no limit
     features: list[str] = []
-    caches: list[Cache] = []
+    caches: list[CpuCache] = []
 
     @property
     def last_level_bytes(self) -> int | None:
@@ -45,7 +45,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
         return max((cache.size_bytes for cache in self.caches), default=None)
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int | None = None
     available_bytes: int | None = None
     limit_bytes: int | None = None  # the cgroup's; None when it sets no limit
@@ -143,7 +143,7 @@ class Filesystem(msgspec.Struct, frozen=True, kw_only=True):
     rotational: bool | None = None
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceLimits(msgspec.Struct, frozen=True, kw_only=True):
     open_files: int | Unlimited | None = None
     locked_memory_bytes: int | Unlimited | None = None
     numa_balancing: bool | None = None
@@ -164,13 +164,13 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpu: Cpu = Cpu()
-    memory: Memory = Memory()
+    memory: HostMemory = HostMemory()
     numa: list[NumaNode] = []
     gpus: list[Gpu] = []
     nics: list[Nic] = []
     fabrics: list[FabricPort] = []
     cache: Filesystem | None = None
-    limits: Limits = Limits()
+    limits: ResourceLimits = ResourceLimits()
     versions: Versions = Versions()
     kernel: str | None = None
     container: str | None = None  # "docker", "podman", "kubernetes", "lxc"

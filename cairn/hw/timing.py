@@ -29,7 +29,7 @@ FLUSH_FACTOR = 4
 SMALLEST_FLUSH_BYTES = 64 << 20
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class CallTiming(msgspec.Struct, frozen=True, kw_only=True):
     median_s: float
     p10_s: float
     p90_s: float
@@ -40,9 +40,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         """Width of the middle 80% of the runs, as a share of the median: the noise to beat."""
         return (self.p90_s - self.p10_s) / self.median_s if self.median_s else 0.0
 
-    def per(self, count: float) -> "Timing":
+    def per(self, count: float) -> "CallTiming":
         """The time of one of `count` equal parts of the call."""
-        return Timing(
+        return CallTiming(
             median_s=self.median_s / count,
             p10_s=self.p10_s / count,
             p90_s=self.p90_s / count,
@@ -50,9 +50,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def summarize(samples_s: Sequence[float]) -> Timing:
+def summarize(samples_s: Sequence[float]) -> CallTiming:
     ordered = sorted(samples_s)
-    return Timing(
+    return CallTiming(
         median_s=statistics.median(ordered),
         p10_s=_quantile(ordered, 0.1),
         p90_s=_quantile(ordered, 0.9),
@@ -75,7 +75,7 @@ def measure(
     flush: bool = True,
     at_least: int = 5,
     at_most: int = 1000,
-) -> Timing:
+) -> CallTiming:
     """Time `call(*inputs[i])`, taking the inputs in turn. `device` is where the work runs."""
     if device.startswith("cuda"):
         sample = _cuda_sampler(call, inputs, device, flush)
@@ -93,14 +93,14 @@ def measure_graph(
     budget_ms: float = 100.0,
     at_least: int = 5,
     at_most: int = 1000,
-) -> Timing:
+) -> CallTiming:
     """Time per call when `calls` of them are one CUDA graph; for work shorter than its launch."""
     replay = _capture(call, inputs, device, calls)
     sample = _cuda_sampler(replay, ((),), device, flush=False)
     return _measure(sample, budget_ms / 1000, at_least, at_most).per(calls)
 
 
-def _measure(sample: Sampler, budget_s: float, at_least: int, at_most: int) -> Timing:
+def _measure(sample: Sampler, budget_s: float, at_least: int, at_most: int) -> CallTiming:
     sample(1)  # compiles, loads modules, creates handles
     one_s = statistics.median(sample(3))
     sample(repeats(one_s, budget_s / 4, 1, at_most))  # clocks and caches settle

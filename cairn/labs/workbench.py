@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cairn.hw.ceilings import Ceilings
-from cairn.hw.timing import Timing, measure
+from cairn.hw.timing import CallTiming, measure
 from cairn.labs.lab import Size
 
 Choice = TypeVar("Choice")
@@ -67,7 +67,7 @@ class Workbench:
         budget_ms: float = 200.0,
         device: str | None = None,
         at_least: int = 5,
-    ) -> Timing:
+    ) -> CallTiming:
         """Time of one call on this machine's device; a quarter of the budget when quick."""
         return measure(
             call,

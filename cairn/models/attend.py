@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cairn.models.latent import LatentTokens
 
 
-class Rule(msgspec.Struct, frozen=True):
+class AttentionRule(msgspec.Struct, frozen=True):
     """Attention parameters of a layer, independent of where the keys are stored."""
 
     layer: int
@@ -43,7 +43,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Attend(Protocol):
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         """Each token attends to its own sequence up to itself; [T, H, C]."""
         ...
 
@@ -52,7 +52,7 @@ class Attend(Protocol):
         ...
 
 
-class Packed:
+class PackedDocuments:
     """Documents of the given lengths side by side; each is a world of its own."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Packed:
         counts = torch.tensor(self.lengths, device=self.device)
         return counts.repeat_interleave(counts)
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         documents = zip(
             q_THC.split(self.lengths),
             k_TKC.split(self.lengths),
@@ -154,7 +154,7 @@ class Cached:
         before = torch.tensor([c.length for c in self.caches], device=self.device)
         return (before + counts).repeat_interleave(counts)
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         outputs, start = [], 0
         for cache, count in zip(self.caches, self.counts, strict=True):
             span = slice(start, start + count)
@@ -181,7 +181,7 @@ class Cached:
             start += count
         return torch.cat(outputs)
 
-    def latent(self, tokens: "LatentTokens", rule: Rule) -> Tensor:
+    def latent(self, tokens: "LatentTokens", rule: AttentionRule) -> Tensor:
         """Rows of latent attention: several tokens attend in the expanded form, one in the absorbed form."""
         outputs, start = [], 0
         for cache, count in zip(self.caches, self.counts, strict=True):
@@ -198,7 +198,7 @@ class Cached:
 
 
 def attention(
-    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, rule: Rule, reach_S: Tensor | None = None
+    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, rule: AttentionRule, reach_S: Tensor | None = None
 ) -> Tensor:
     """Causal attention of the last S tokens of a sequence of N, grouped heads, window, soft-cap.
 
@@ -231,7 +231,7 @@ def _visible(
     return mask_SN & (key_N > query_S1 - window) if window else mask_SN
 
 
-def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> Tensor:
+def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: AttentionRule) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     scores = cpu_half_precision.matmul(q, k.transpose(-1, -2)) * rule.scale

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Rule
-from cairn.models.build import Build, Holder, Slot
-from cairn.models.layer_loop import Input, Step, Sublayer
+from cairn.models.attend import AttentionRule
+from cairn.models.build import ModelBuild, Slot, SlotModule
+from cairn.models.layer_loop import ForwardStep, Input, Sublayer
 from cairn.models.layers import Norm
 from cairn.models.linear.form import Product
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.shards import even_share
 from cairn.models.spec import ModelSpec
 
 
-class Attention(Sublayer, Holder):
+class Attention(Sublayer, SlotModule):
     """Queries, keys and values of heads; several heads of queries share one of keys."""
 
-    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         even_share(spec.kv_heads, build.shards, "key/value heads")
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -28,10 +28,14 @@ class Attention(Sublayer, Holder):
         self.head_dim = spec.head_dim
         self.heads = spec.heads // build.shards.size  # on this rank
         self.kv_heads = spec.kv_heads // build.shards.size
-        self.qkv = Columns(build, spec.hidden, parts, spec.qkv_bias)
+        self.qkv = ColumnParallelLinear(build, spec.hidden, parts, spec.qkv_bias)
         # Columns of their own: the joined heads go to the cache, the gate does not.
         gate = {"gate": queries}
-        self.gate = Columns(build, spec.hidden, gate, spec.qkv_bias) if spec.output_gate else None
+        self.gate = (
+            ColumnParallelLinear(build, spec.hidden, gate, spec.qkv_bias)
+            if spec.output_gate
+            else None
+        )
         self.norms_width, self.norms_rotated = spec.qk_norm_over == "width", spec.qk_norm_rotated
         if self.norms_width and build.shards.size > 1:
             raise ConfigError(
@@ -43,14 +47,16 @@ class Attention(Sublayer, Holder):
             Norm(build, spec, width, build.shards) if spec.qk_norm else None for width in widths
         ]
         self.q_norm, self.k_norm = norms
-        self.out = Rows(build, queries, spec.hidden, spec.out_bias)
-        self.plain_rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
+        self.out = RowParallelLinear(build, queries, spec.hidden, spec.out_bias)
+        self.plain_rule = AttentionRule(
+            layer, spec.scale, spec.window(layer), spec.attention_softcap
+        )
         self.sinks_H = build.parameter(self.heads) if spec.sinks else None
         self.shards = build.shards
         self.rope = spec.rope_of(layer)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> AttentionRule:
         """Attention rule with the current sinks, which loading and training replace."""
         if self.sinks_H is None:
             return self.plain_rule
@@ -63,7 +69,7 @@ class Attention(Sublayer, Holder):
             yield Slot("sinks", "sinks_H", (every,), cut=cut)
 
     @property
-    def entry(self) -> Columns | None:
+    def entry(self) -> ColumnParallelLinear | None:
         return self.qkv if self.has_fused else None
 
     @property
@@ -83,7 +89,7 @@ class Attention(Sublayer, Holder):
             return None
         return self.q_norm, self.k_norm
 
-    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         q_TN, k_TN, v_TN = self.qkv(x_TD)
         if self.norms_width and self.q_norm is not None and self.k_norm is not None:
             q_TN, k_TN = self.q_norm(q_TN), self.k_norm(k_TN)
@@ -102,7 +108,7 @@ class Attention(Sublayer, Holder):
             y_TN = y_TN * self.gate(x_TD)[0].sigmoid()
         return self.out(y_TN)
 
-    def fused(self, x: Input, step: Step) -> Product:
+    def fused(self, x: Input, step: ForwardStep) -> Product:
         if not self.has_fused:
             return self.plain(x.tensor, step)
         qkv_TE = step.columns(self.qkv, x)

@@ -35,14 +35,14 @@ class Slot(NamedTuple):
         return dimension, start, stop - start
 
 
-class Holder(nn.Module):
+class SlotModule(nn.Module):
     """A layer that holds tensors of a checkpoint."""
 
     def slots(self) -> Iterator[Slot]:
         raise NotImplementedError
 
 
-class Build(NamedTuple):
+class ModelBuild(NamedTuple):
     """Construction parameters of a model: device, dtype, tensor-parallel shards, fusion."""
 
     device: torch.device | str = "meta"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from cairn.core.errors import ConfigError, RequestError, TokenizerError
 
 if TYPE_CHECKING:
-    from cairn.models.template_sandbox import Template
+    from cairn.models.template_sandbox import SandboxedTemplate
 
 # For models that have none, as with llama.cpp and most tools beside it.
 CHATML = (
@@ -44,7 +44,7 @@ class ChatTemplates:
         self.sources = dict(sources)
         self._special = dict(special)
         self._owner = owner
-        self._compiled: dict[str, Template] = {}
+        self._compiled: dict[str, SandboxedTemplate] = {}
 
     def __bool__(self) -> bool:
         return bool(self.sources)
@@ -119,9 +119,9 @@ class ChatTemplates:
     ) -> str:
         name = self.choose(tools is not None, template)
         if name not in self._compiled:
-            from cairn.models.template_sandbox import Template
+            from cairn.models.template_sandbox import SandboxedTemplate
 
-            self._compiled[name] = Template(self.sources[name], self._owner, name)
+            self._compiled[name] = SandboxedTemplate(self.sources[name], self._owner, name)
         checked = {
             "messages": [_with_reasoning_names(message) for message in check_messages(messages)],
             "tools": None if tools is None else _check_objects(tools, "tools"),

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from cairn.core.errors import HardwareError, ModelNotFound, WeightsError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
 from cairn.models.families import from_hf
@@ -169,14 +169,14 @@ class Checkpoint:
         """
         check_device(device)
         fused = torch.device(device).type == "cuda" if fused is None else fused
-        build = Build(device, dtype or self.stored_dtype(), shards, fused)
+        build = ModelBuild(device, dtype or self.stored_dtype(), shards, fused)
         return load_model(self.spec, self.tensors, build, progress, notes).eval()
 
     def load_tower(self, device: str, dtype: torch.dtype) -> Tower | None:
         """The part that reads pictures; None: there is none."""
         if self.vision is None:
             return None
-        return load_tower(self.vision, self.whole, Build(device, dtype))
+        return load_tower(self.vision, self.whole, ModelBuild(device, dtype))
 
     def image_rules(self) -> ImageRules | None:
         """Image preprocessing rules."""

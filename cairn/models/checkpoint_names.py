@@ -3,9 +3,9 @@
     source("qwen3", "layers.3.attention.qkv.q.weight") -> Source("model.layers.3.self_attn.q_proj.weight")
 
 One table per naming style. GPT-2 stores its matrices transposed and q, k and v in one, Phi and GLM join theirs as well:
-a `Source` can be a part of a tensor. Our rotation pairs column i of a head with i + C/2; where a checkpoint pairs
-neighbours, or rotates only some columns, the rows of q and k change their order on the way in, which changes no score
-between them. Only names and orders; no files and no torch.
+a `TensorLocation` can be a part of a tensor. The rotation pairs column i of a head with i + C/2; for checkpoints that
+pair neighbours, or rotate only some columns, the rows of q and k are permuted at load, which changes no score between
+them. Only names and orders; no files and no torch.
 """
 
 import functools
@@ -17,7 +17,7 @@ from cairn.core.errors import UnsupportedModel
 from cairn.models.spec import ModelSpec
 
 
-class Source(NamedTuple):
+class TensorLocation(NamedTuple):
     """A tensor in a checkpoint, or rows of it; `sources` fills in what depends on the model's sizes."""
 
     tensor: str
@@ -269,18 +269,18 @@ LEFTOVERS = re.compile(
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def source(family: str, slot: str) -> Source:
+def source(family: str, slot: str) -> TensorLocation:
     style = STYLES.get(family, LLAMA)
     path, _, kind = slot.rpartition(".")  # kind: weight or bias
     if path in style.outside:
         more = path == "position_embedding"
-        return Source(f"{style.outside[path]}.{kind}", more_rows=more)
+        return TensorLocation(f"{style.outside[path]}.{kind}", more_rows=more)
     number, inner = re.fullmatch(r"layers\.(\d+)\.(.+)", path).groups()  # type: ignore[union-attr]
     expert = re.search(r"\.(\d+)\.", inner)
     pattern = inner.replace(expert.group(), ".*.") if expert else inner
     whole = style.inside.get(f"{pattern}.{kind}")
     if whole is not None:
-        return Source(f"{style.layer}{number}.{whole}", leading=whole in style.leading)
+        return TensorLocation(f"{style.layer}{number}.{whole}", leading=whole in style.leading)
     if pattern not in style.inside:
         raise UnsupportedModel(
             f"the format of {family} checkpoints has no place for {slot}",
@@ -292,11 +292,11 @@ def source(family: str, slot: str) -> Source:
     transposed = kind == "weight" and theirs in style.transposed
     for joined in style.joined:
         if inner in joined:
-            return Source(full, transposed, joined.index(inner), len(joined))
-    return Source(full, transposed)
+            return TensorLocation(full, transposed, joined.index(inner), len(joined))
+    return TensorLocation(full, transposed)
 
 
-def sources(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Source]:
+def sources(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLocation]:
     """Source tensor of each slot. `shapes` contains all slots; slots of one tensor are in storage order."""
     places = {slot: source(spec.family, slot) for slot in shapes}
     filled: dict[str, int] = {}

@@ -57,7 +57,7 @@ def attention(
     return out.to(dtype) if widened else out
 
 
-class Linear(nn.Linear):
+class HalfPrecisionLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 

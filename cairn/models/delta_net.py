@@ -23,17 +23,17 @@ from cairn.kernels.delta.rule import (
     short_conv_reference,
     unit_length,
 )
-from cairn.models.build import Build, Holder, Slot
-from cairn.models.layer_loop import Step, Sublayer
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.build import ModelBuild, Slot, SlotModule
+from cairn.models.layer_loop import ForwardStep, Sublayer
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.mixer import MIXERS, Plane
 from cairn.models.recurrence import Planes, recur
 from cairn.models.shards import even_share
 from cairn.models.spec import ModelSpec
 
 
-class DeltaNet(Sublayer, Holder):
-    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+class DeltaNet(Sublayer, SlotModule):
+    def __init__(self, build: ModelBuild, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         if spec.delta is None:
             raise ConfigError(f"layer {layer} is a delta net, and the spec has no sizes for it")
@@ -46,8 +46,8 @@ class DeltaNet(Sublayer, Holder):
         )
         keys, values = spec.delta.keys, spec.delta.values
         parts = {"q": keys, "k": keys, "v": values, "z": values}
-        self.inner = Columns(build, spec.hidden, parts, bias=False)
-        self.rates = Columns(
+        self.inner = ColumnParallelLinear(build, spec.hidden, parts, bias=False)
+        self.rates = ColumnParallelLinear(
             build, spec.hidden, dict.fromkeys("ba", spec.delta.value_heads), bias=False
         )
         own = 2 * self.sizes.keys + self.sizes.values
@@ -55,7 +55,7 @@ class DeltaNet(Sublayer, Holder):
         self.decay_H = build.parameter(self.sizes.value_heads)  # logarithms
         self.dt_H = build.parameter(self.sizes.value_heads)
         self.norm_V = build.parameter(self.sizes.value_width)
-        self.projection = Rows(build, values, spec.hidden, bias=False)
+        self.projection = RowParallelLinear(build, values, spec.hidden, bias=False)
         self.planes: tuple[Plane, ...] = MIXERS["delta"].shape.planes(spec, build.shards.size)
 
     def slots(self) -> Iterator[Slot]:
@@ -80,7 +80,7 @@ class DeltaNet(Sublayer, Holder):
         first = own * self.shards.rank
         return (0, first, first + own) if self.shards.size > 1 else None
 
-    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         q_TN, k_TN, v_TN, z_TN = self.inner(x_TD)
         b_TH, a_TH = self.rates(x_TD)
         beta_TH = b_TH.float().sigmoid()

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Attend
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.families import from_hf
 from cairn.models.family_config import config_of
 from cairn.models.layer_loop import PlainStep
 from cairn.models.layers import Norm
-from cairn.models.linear.maps import Columns, Rows, Vocabulary
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear, Vocabulary
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json, write_tensors
 from cairn.models.shards import ALONE
 from cairn.models.spec import ModelSpec
@@ -106,7 +106,7 @@ def random_spec(target: ModelSpec) -> EagleSpec:
     return EagleSpec(layer, taps, target.hidden, min(DRAFT_VOCABULARY, target.vocab))
 
 
-class Passed(NamedTuple):
+class DraftPass(NamedTuple):
     """Result of a pass of a draft head."""
 
     h_TD: Tensor  # takes the place of the hidden states in the next pass
@@ -114,16 +114,20 @@ class Passed(NamedTuple):
 
 
 class EagleHead(nn.Module):
-    def __init__(self, spec: EagleSpec, build: Build, number: int) -> None:
+    def __init__(self, spec: EagleSpec, build: ModelBuild, number: int) -> None:
         """`number`: of its layer in the cache, behind those of the target."""
         super().__init__()
         build, layer = build._replace(shards=ALONE), spec.layer
         self.spec = spec
-        self.fc = Rows(build, len(spec.taps) * spec.target_hidden, layer.hidden, bias=False)
+        self.fc = RowParallelLinear(
+            build, len(spec.taps) * spec.target_hidden, layer.hidden, bias=False
+        )
         self.hidden_norm = Norm(build, layer, layer.hidden)
         self.layer = Layer(build, layer, 0)
         attention = self.layer.attention
-        attention.qkv = Columns(build, 2 * layer.hidden, attention.qkv.parts, layer.qkv_bias)
+        attention.qkv = ColumnParallelLinear(
+            build, 2 * layer.hidden, attention.qkv.parts, layer.qkv_bias
+        )
         attention.plain_rule = msgspec.structs.replace(attention.plain_rule, layer=number)
         self.norm = Norm(build, layer, layer.hidden)
         self.head = Vocabulary(build, spec.draft_vocab, layer.hidden)
@@ -160,10 +164,10 @@ class EagleHead(nn.Module):
         positions_T: Tensor,
         attend: Attend,
         ends_B: Tensor | None = None,
-    ) -> Passed:
+    ) -> DraftPass:
         rotations = rotations_of(self.spec.layer, range(1), positions_T, attend, x_TD.dtype)
         h_TD = self(x_TD, g_TD, PlainStep(attend, rotations), ends_B)
-        return Passed(h_TD, self.norm(h_TD))
+        return DraftPass(h_TD, self.norm(h_TD))
 
     def likeliest(self, normed_TD: Tensor) -> Tensor:
         """Most likely tokens as ids of the target model, int32."""
@@ -178,12 +182,12 @@ class EagleHead(nn.Module):
     def slots(self) -> list[Slot]:
         own_slots = []
         for path, module in self.named_modules():
-            if isinstance(module, Holder):
+            if isinstance(module, SlotModule):
                 own_slots += [slot.under(path) for slot in module.slots()]
         return own_slots
 
 
-def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
+def load_head(folder: Path, target: ModelSpec, build: ModelBuild) -> EagleHead:
     spec = eagle_spec(read_json(folder / "config.json"), target)
     tensors = SafetensorsFolder(folder)
     head = EagleHead(spec, build, target.layers)
@@ -207,7 +211,7 @@ def load_head(folder: Path, target: ModelSpec, build: Build) -> EagleHead:
     return head.requires_grad_(False)
 
 
-def random_head(target: ModelSpec, build: Build, spec: EagleSpec | None = None) -> EagleHead:
+def random_head(target: ModelSpec, build: ModelBuild, spec: EagleSpec | None = None) -> EagleHead:
     """Random head for measurements or as a start for training. `spec` None takes the shape of the target's layers."""
     head = EagleHead(spec or random_spec(target), build, target.layers)
     with torch.no_grad():

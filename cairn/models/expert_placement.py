@@ -16,7 +16,7 @@ import msgspec
 from cairn.core.errors import ConfigError
 
 
-class Placement(msgspec.Struct, frozen=True):
+class ExpertPlacement(msgspec.Struct, frozen=True):
     """The experts of each rank, in the order of its slots."""
 
     experts: int
@@ -46,7 +46,7 @@ class Placement(msgspec.Struct, frozen=True):
         return [sum(visits[e] / copies[e] for e in rank) for rank in self.ranks]
 
 
-class Move(NamedTuple):
+class ExpertMove(NamedTuple):
     """A slot that is filled with another expert, from a rank that has it; None: it is here in another slot."""
 
     rank: int
@@ -55,7 +55,7 @@ class Move(NamedTuple):
     source: int | None
 
 
-def evenly(experts: int, ranks: int) -> Placement:
+def evenly(experts: int, ranks: int) -> ExpertPlacement:
     """Neighbours together and no copies, as many on each rank as on any other or one more."""
     if not 1 <= ranks <= experts:
         raise ConfigError(
@@ -63,10 +63,12 @@ def evenly(experts: int, ranks: int) -> Placement:
             hint="every rank holds at least one expert",
         )
     bounds = [rank * experts // ranks for rank in range(ranks + 1)]
-    return Placement(experts, tuple(tuple(range(a, b)) for a, b in itertools.pairwise(bounds)))
+    return ExpertPlacement(
+        experts, tuple(tuple(range(a, b)) for a, b in itertools.pairwise(bounds))
+    )
 
 
-def place(visits: Sequence[float], ranks: int, slots: int) -> Placement:
+def place(visits: Sequence[float], ranks: int, slots: int) -> ExpertPlacement:
     """Experts on ranks with so many slots each, so that the busiest rank has as little as possible to do."""
     experts = len(visits)
     if ranks < 1 or not experts <= ranks * slots:
@@ -86,7 +88,7 @@ def place(visits: Sequence[float], ranks: int, slots: int) -> Placement:
             rank = min(able, key=lambda r: (load[r], r))
             held[rank].append(expert)
             load[rank] += visits[expert] / copies[expert]
-    return Placement(experts, tuple(tuple(rank) for rank in held))
+    return ExpertPlacement(experts, tuple(tuple(rank) for rank in held))
 
 
 def _copies(visits: Sequence[float], ranks: int, slots: int) -> list[int]:
@@ -101,8 +103,8 @@ def _copies(visits: Sequence[float], ranks: int, slots: int) -> list[int]:
 
 
 def rebalance(
-    old: Placement, visits: Sequence[float], *, at_least: float = 1.1
-) -> tuple[Placement, list[Move]]:
+    old: ExpertPlacement, visits: Sequence[float], *, at_least: float = 1.1
+) -> tuple[ExpertPlacement, list[ExpertMove]]:
     """A better placement and what it takes to get there; the old one while its busiest rank is near the mean."""
     loads = old.loads(visits)
     mean = sum(loads) / len(loads)
@@ -115,7 +117,7 @@ def rebalance(
     return new, moves(old, new)
 
 
-def _keep_slots(old: Placement, new: Placement) -> Placement:
+def _keep_slots(old: ExpertPlacement, new: ExpertPlacement) -> ExpertPlacement:
     """The same experts on each rank, those that were there in the slots that they have."""
     ranks = []
     for before, after in zip(old.ranks, new.ranks, strict=True):
@@ -125,10 +127,10 @@ def _keep_slots(old: Placement, new: Placement) -> Placement:
         lost = [e for e in before[len(after) :] if e in after]
         rest = iter([*lost, *coming])
         ranks.append(tuple(next(rest) if expert is None else expert for expert in experts))
-    return Placement(new.experts, tuple(ranks))
+    return ExpertPlacement(new.experts, tuple(ranks))
 
 
-def moves(old: Placement, new: Placement) -> list[Move]:
+def moves(old: ExpertPlacement, new: ExpertPlacement) -> list[ExpertMove]:
     """Slots that change; an expert comes from this rank if it is here, else from its first holder."""
     moves = []
     for rank, (before, after) in enumerate(zip(old.ranks, new.ranks, strict=True)):
@@ -136,5 +138,5 @@ def moves(old: Placement, new: Placement) -> list[Move]:
             if slot < len(before) and before[slot] == expert:
                 continue
             here = expert in before
-            moves.append(Move(rank, slot, expert, None if here else old.copies(expert)[0][0]))
+            moves.append(ExpertMove(rank, slot, expert, None if here else old.copies(expert)[0][0]))
     return moves

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build, Slot
-from cairn.models.expert_placement import Placement, evenly
+from cairn.models.build import ModelBuild, Slot
+from cairn.models.expert_placement import ExpertPlacement, evenly
 from cairn.models.experts import ExpertLayer, Router, SharedExpert, combined
 from cairn.models.grouped_product import sort_by_expert
 from cairn.models.shards import ALONE, Shards
@@ -28,7 +28,11 @@ def spreads_experts(shards: Shards) -> bool:
 
 class RankExperts(ExpertLayer):
     def __init__(
-        self, build: Build, spec: ModelSpec, experts: Experts, placement: Placement | None = None
+        self,
+        build: ModelBuild,
+        spec: ModelSpec,
+        experts: Experts,
+        placement: ExpertPlacement | None = None,
     ) -> None:
         if experts.biases:
             raise ConfigError(

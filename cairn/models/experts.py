@@ -15,24 +15,24 @@ from torch import Tensor, nn
 
 from cairn.kernels.experts.matrices import ExpertMatrices, dequantized
 from cairn.models.activation import Gate
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.cpu_half_precision import linear, matmul
 from cairn.models.grouped_product import grouped_product, sort_by_expert
-from cairn.models.layer_loop import Input, Step, Sublayer
+from cairn.models.layer_loop import ForwardStep, Input, Sublayer
 from cairn.models.layers import FeedForward
 from cairn.models.linear.form import Product
-from cairn.models.linear.maps import Columns
+from cairn.models.linear.maps import ColumnParallelLinear
 from cairn.models.shards import ALONE, even_share
 from cairn.models.spec import Experts, ModelSpec
 
 
-class Router(Holder):
+class Router(SlotModule):
     """Router: computes `scores` of all experts, then `choose` selects experts and weights for each token.
 
     Training that balances its experts and serving share both; a bias steers the choice, never the weights.
     """
 
-    def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, experts: Experts) -> None:
         super().__init__()
         self.experts, self.shards = experts, build.shards
         self.weight = build.parameter(experts.count, spec.hidden)
@@ -93,11 +93,11 @@ class Router(Holder):
 class SharedExpert(FeedForward):
     """The expert that every token visits; its result may be weighed by the sigmoid of a product (Qwen3-Next)."""
 
-    def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, experts: Experts) -> None:
         super().__init__(build, spec, experts.shared_intermediate)
-        self.output_gate: Columns | None = None
+        self.output_gate: ColumnParallelLinear | None = None
         if experts.shared_gate:
-            self.output_gate = Columns(
+            self.output_gate = ColumnParallelLinear(
                 build._replace(shards=ALONE), spec.hidden, {"gate": 1}, bias=False
             )
 
@@ -109,10 +109,10 @@ class SharedExpert(FeedForward):
         return y_TD if self.output_gate is None else y_TD * self.output_gate(x_TD)[0].sigmoid()
 
 
-class ExpertLayer(Sublayer, Holder):
+class ExpertLayer(Sublayer, SlotModule):
     """The feed-forward of a mixture: every token through a few of the experts, and through the shared one."""
 
-    def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, experts: Experts) -> None:
         super().__init__()
         self.parts = ("gate", "up") if spec.gated else ("up",)
         self.experts, self.hidden, self.shards = experts, spec.hidden, build.shards
@@ -140,10 +140,10 @@ class ExpertLayer(Sublayer, Holder):
         y_TD = self.shards.reduce(y_TD)
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
-    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         return self(x_TD)
 
-    def fused(self, x: Input, step: Step) -> Product:
+    def fused(self, x: Input, step: ForwardStep) -> Product:
         return step.experts(self, x)
 
     def visit(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:

@@ -37,13 +37,13 @@ from cairn.kernels.norm.rmsnorm import (
 )
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.models.activation import Gate
-from cairn.models.attend import Attend, Rule
+from cairn.models.attend import Attend, AttentionRule
 from cairn.models.attention import Attention, joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import experts_product, has_kernels, takes_float8
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Entering, Epilogue, Kernels, Product
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear
 from cairn.models.rope import Rotation, axis_of_columns, frequencies, rows_by_axes
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
@@ -58,7 +58,7 @@ class Projected(Protocol):
     """
 
     def projected(
-        self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule
+        self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: AttentionRule
     ) -> Tensor: ...
 
 
@@ -189,14 +189,18 @@ class FusedStep:
         return None if rope is None else self.rotations[rope]
 
     def columns(
-        self, part: Columns, x: "FusedInput", gate: Gate | None = None, then: Rows | None = None
+        self,
+        part: ColumnParallelLinear,
+        x: "FusedInput",
+        gate: Gate | None = None,
+        then: RowParallelLinear | None = None,
     ) -> Tensor:
         rows, kernels = len(x.x_TD), self.form.kernels
         entering = x.quantized if part.quantizes(rows, kernels) else x.tensor
         quantizes = then is not None and then.quantizes(rows, kernels)
         return cast(Tensor, part.product(entering, Epilogue(gate, None, kernels, quantizes)))
 
-    def rows(self, part: Rows, x: Entering, onto: Tensor | None) -> Product:
+    def rows(self, part: RowParallelLinear, x: Entering, onto: Tensor | None) -> Product:
         return part.product(x, Epilogue(None, onto, self.form.kernels))
 
     def experts(self, part: ExpertLayer, x: "FusedInput") -> Product:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.models.attend import Attend
-from cairn.models.eagle import EagleHead, Passed
+from cairn.models.eagle import DraftPass, EagleHead
 from cairn.models.fused import FusedInput, FusedResidual, FusedStep, Tables, heads_of, normed
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Epilogue, Kernels
@@ -46,7 +46,7 @@ class FusedHead:
         positions_T: Tensor,
         attend: Attend,
         ends_B: Tensor | None = None,
-    ) -> Passed:
+    ) -> DraftPass:
         """Overwrites `g_TD`."""
         head, layer = self.head, self.head.layer
         rotations = {}
@@ -60,7 +60,7 @@ class FusedHead:
         x = x.normed(cast(Norm, layer.feed_forward_norm))
         x = x.add(cast(FeedForward, layer.feed_forward).fused(x, step)).normed(head.norm)
         last_TD = x.tensor  # adds what is pending to the residual
-        return Passed(x.x_TD, last_TD)
+        return DraftPass(x.x_TD, last_TD)
 
     def _attended(self, x: "BothNormed", step: FusedStep, ends_B: Tensor | None) -> FusedResidual:
         """Every token leaves its key and value; only those at `ends_B` go on."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention, joined_attentions
-from cairn.models.eagle import Passed
+from cairn.models.eagle import DraftPass
 from cairn.models.fused import FusedResidual, FusedStep, Tables, heads_of
 from cairn.models.linear.form import Kernels
 from cairn.models.mtp import MtpHead
@@ -35,7 +35,7 @@ class FusedMtp:
         positions_T: Tensor,
         attend: Attend,
         ends_B: Tensor | None = None,
-    ) -> Passed:
+    ) -> DraftPass:
         rotations = {}
         if not self.mixers:  # latent attention, and gates of the output
             rotations = self.head.rotations(positions_T, attend, x_TD.dtype)

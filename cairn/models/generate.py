@@ -25,7 +25,7 @@ SMALLEST_TEMPERATURE = 1e-30  # float32 divides by it
 Finish = Literal["stop", "length"]
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GenerateSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sampling parameters, applied in the order temperature, top-k, top-p."""
 
     temperature: float = 0.0  # 0: always the most likely token
@@ -53,7 +53,11 @@ class Generation:
     """Iterate for the new token ids; then `finish` says why it ended."""
 
     def __init__(
-        self, model: Transformer, prompt: Sequence[int], sampling: Sampling, eos_ids: Sequence[int]
+        self,
+        model: Transformer,
+        prompt: Sequence[int],
+        sampling: GenerateSampling,
+        eos_ids: Sequence[int],
     ) -> None:
         self.max_tokens = budget(model.spec, prompt, sampling.max_tokens)
         self.model, self.prompt, self.sampling = model, list(prompt), sampling
@@ -92,14 +96,14 @@ def next_logits(model: Transformer, tokens_T: Tensor, cache: KVCache) -> Tensor:
     return model.logits(hidden_TD[-1:])[0]
 
 
-def sample(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def sample(logits_V: Tensor, sampling: GenerateSampling, generator: torch.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     weights_V = probabilities(logits_V, sampling)
     return int(torch.multinomial(weights_V, 1, generator=generator))
 
 
-def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
+def probabilities(logits_V: Tensor, sampling: GenerateSampling) -> Tensor:
     """The distribution to draw from, float32: whatever is cut off has probability zero."""
     scores_V = logits_V.float()
     # The largest becomes zero, so that no temperature, however small, makes it infinite.

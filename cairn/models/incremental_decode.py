@@ -37,7 +37,7 @@ class IncrementalDecoder(Protocol):
         ...
 
 
-class Rules(msgspec.Struct, frozen=True):
+class DecoderRules(msgspec.Struct, frozen=True):
     """Rules of a tokenizer's decoder, for the decoder types of language models."""
 
     byte_level: bool = False  # tokens spell bytes in GPT-2's alphabet; the text is their UTF-8
@@ -48,13 +48,15 @@ class Rules(msgspec.Struct, frozen=True):
     strip_count: int = 0  # ... at most so many times
 
 
-def rules_of(decoder: Mapping[str, object] | None) -> Rules | None:
+def rules_of(decoder: Mapping[str, object] | None) -> DecoderRules | None:
     """The rules of a decoder in tokenizer.json's notation; None for a kind that needs all ids at once."""
     match _flat(decoder):
         case [{"type": "ByteLevel"}]:
-            return Rules(byte_level=True)
+            return DecoderRules(byte_level=True)
         case [{"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme}]:
-            return Rules(replace=((mark, " "),), drop_in_first="" if scheme == "never" else mark)
+            return DecoderRules(
+                replace=((mark, " "),), drop_in_first="" if scheme == "never" else mark
+            )
         case [*steps, {"type": "ByteFallback"}, {"type": "Fuse"}]:
             return _byte_fallback_rules(steps)
         case [
@@ -78,7 +80,7 @@ def _flat(decoder: Mapping[str, object] | None) -> list[Mapping[str, object]]:
 
 def _byte_fallback_rules(
     steps: list[Mapping[str, object]], strip: str = "", count: int = 0
-) -> Rules | None:
+) -> DecoderRules | None:
     replace = []
     for step in steps:
         match step:
@@ -88,7 +90,7 @@ def _byte_fallback_rules(
                 replace.append((pattern["String"], new))
             case _:
                 return None
-    return Rules(byte_fallback=True, replace=tuple(replace), strip=strip, strip_count=count)
+    return DecoderRules(byte_fallback=True, replace=tuple(replace), strip=strip, strip_count=count)
 
 
 class PieceTables:
@@ -118,7 +120,7 @@ class PieceTables:
         exists = self._backend.id_to_token(id) is not None
         return self._backend.decode([id], skip_special_tokens=False) if exists else None
 
-    def _table(self, rules: Rules, skip_special: bool) -> "Pieces":
+    def _table(self, rules: DecoderRules, skip_special: bool) -> "Pieces":
         if skip_special not in self._tables:
             self._tables[skip_special] = Pieces(self._backend, rules, skip_special)
         return self._tables[skip_special]
@@ -127,7 +129,9 @@ class PieceTables:
 class Pieces(dict[int, str | bytes | None]):
     """id -> its text | its bytes, if they are no text on their own | None, if it leaves no trace at all."""
 
-    def __init__(self, backend: "tokenizers.Tokenizer", rules: Rules, skip_special: bool) -> None:
+    def __init__(
+        self, backend: "tokenizers.Tokenizer", rules: DecoderRules, skip_special: bool
+    ) -> None:
         super().__init__()
         self._backend = backend
         self._rules = rules
@@ -148,7 +152,7 @@ class Pieces(dict[int, str | bytes | None]):
         return piece if piece is None or token is None or not drop else token.replace(drop, "")
 
 
-def piece_of(token: str, rules: Rules) -> str | bytes:
+def piece_of(token: str, rules: DecoderRules) -> str | bytes:
     if rules.byte_level:
         spelled = bytes_of(token)
         try:
@@ -183,7 +187,7 @@ def bytes_of(token: str) -> bytes:
 class PieceDecoder:
     """Joins pieces. `run` holds bytes whose text depends on what comes next."""
 
-    def __init__(self, pieces: Pieces, rules: Rules, after: Sequence[int] = ()) -> None:
+    def __init__(self, pieces: Pieces, rules: DecoderRules, after: Sequence[int] = ()) -> None:
         self._pieces = pieces
         self._run = bytearray()
         self._known = (

@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from cairn.models.attend import Rule, attention
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.attend import AttentionRule, attention
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.cpu_half_precision import einsum, linear
-from cairn.models.layer_loop import Step, Sublayer
+from cairn.models.layer_loop import ForwardStep, Sublayer
 from cairn.models.layers import Norm
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.rope import Rotation
 from cairn.models.shards import ALONE, even_share
 from cairn.models.spec import Latent, ModelSpec
@@ -31,18 +31,18 @@ NORM_EPS = 1e-6  # of the two norms inside, whatever the others have
 class KeepsRows(Protocol):
     """An attend with a cache of latent rows."""
 
-    def latent(self, tokens: "LatentTokens", rule: Rule) -> Tensor:
+    def latent(self, tokens: "LatentTokens", rule: AttentionRule) -> Tensor:
         """Store the rows, and attend; [T, H, value]."""
         ...
 
 
-class Expansion(Holder):
+class Expansion(SlotModule):
     """The map from a latent to keys and values of all heads; per head first the rows for keys, then for values.
 
     It multiplies from both sides, so its weight is always held in floating point.
     """
 
-    def __init__(self, build: Build, spec: ModelSpec, sizes: Latent) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, sizes: Latent) -> None:
         super().__init__()
         self.sizes, self.heads, self.shards = sizes, spec.heads, build.shards
         self.local = even_share(spec.heads, build.shards, "attention heads")
@@ -85,7 +85,7 @@ class LatentTokens(NamedTuple):
     rows_TE: Tensor
     expansion: Expansion
 
-    def attended(self, span: slice, rows_N1E: Tensor, rule: Rule) -> Tensor:
+    def attended(self, span: slice, rows_N1E: Tensor, rule: AttentionRule) -> Tensor:
         """Some tokens of this step, the last of a sequence of N: several expanded, one absorbed."""
         q_SHC = self.q_THC[span]
         if len(q_SHC) > 1:
@@ -101,7 +101,7 @@ class LatentTokens(NamedTuple):
 
 
 class LatentAttention(Sublayer):
-    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         sizes = cast(Latent, spec.latent)
         self.sizes, self.head_dim = sizes, spec.head_dim
@@ -109,19 +109,23 @@ class LatentAttention(Sublayer):
         alone = build._replace(shards=ALONE)  # narrow products, whole on every rank
         self.query_down = self.query_norm = None
         if sizes.query_rank:
-            self.query_down = Columns(alone, spec.hidden, {"q": sizes.query_rank}, spec.qkv_bias)
+            self.query_down = ColumnParallelLinear(
+                alone, spec.hidden, {"q": sizes.query_rank}, spec.qkv_bias
+            )
             self.query_norm = _norm(build, spec, sizes.query_rank)
         queries = spec.heads * spec.head_dim
         part = "up" if sizes.query_rank else "q"
-        self.query = Columns(build, sizes.query_rank or spec.hidden, {part: queries}, bias=False)
-        self.down = Columns(alone, spec.hidden, {"kv": sizes.width}, spec.qkv_bias)
+        self.query = ColumnParallelLinear(
+            build, sizes.query_rank or spec.hidden, {part: queries}, bias=False
+        )
+        self.down = ColumnParallelLinear(alone, spec.hidden, {"kv": sizes.width}, spec.qkv_bias)
         self.norm = _norm(build, spec, sizes.rank)
         self.expansion = Expansion(build, spec, sizes)
-        self.out = Rows(build, spec.heads * sizes.value, spec.hidden, spec.out_bias)
-        self.rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
+        self.out = RowParallelLinear(build, spec.heads * sizes.value, spec.hidden, spec.out_bias)
+        self.rule = AttentionRule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
         self.rope = spec.rope_of(layer)
 
-    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         rotate = cast(Rotation, step.rotation(self.rope))
         q_THC, rows_TE = self._queries(x_TD, rotate), self._rows(x_TD, rotate)
         if isinstance(step.attend, KeepsRows):
@@ -155,7 +159,7 @@ class LatentAttention(Sublayer):
         return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
-def _norm(build: Build, spec: ModelSpec, width: int) -> Norm:
+def _norm(build: ModelBuild, spec: ModelSpec, width: int) -> Norm:
     norm = Norm(build, spec, width)
     norm.eps = NORM_EPS
     return norm

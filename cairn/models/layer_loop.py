@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend
 from cairn.models.linear.form import Product
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
 
@@ -55,7 +55,7 @@ class Residual(Protocol):
         ...
 
 
-class Step(Protocol):
+class ForwardStep(Protocol):
     """Interface of a pass over tokens: their attention, and the implementation of the sublayers."""
 
     attend: Attend
@@ -70,12 +70,16 @@ class Step(Protocol):
         ...
 
     def columns(
-        self, part: Columns, x: Any, gate: Gate | None = None, then: Rows | None = None
+        self,
+        part: ColumnParallelLinear,
+        x: Any,
+        gate: Gate | None = None,
+        then: RowParallelLinear | None = None,
     ) -> Any:
         """The joined projection of an input, through an activation if one is given; `then` multiplies the result."""
         ...
 
-    def rows(self, part: Rows, x: Any, onto: Tensor | None) -> Product:
+    def rows(self, part: RowParallelLinear, x: Any, onto: Tensor | None) -> Product:
         """The projection back to the width of the residual."""
         ...
 
@@ -92,23 +96,23 @@ class Sublayer(nn.Module):
     """A mixer or a feed-forward, in two forms that compute the same."""
 
     @property
-    def entry(self) -> Columns | None:
+    def entry(self) -> ColumnParallelLinear | None:
         """The map that alone reads the normed residual, where there is one."""
         return None
 
-    def plain(self, x_TD: Tensor, step: Step, /) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep, /) -> Tensor:
         """Reference implementation with torch, with gradients."""
         raise NotImplementedError
 
-    def fused(self, x: Input, step: Step) -> Product:
+    def fused(self, x: Input, step: ForwardStep) -> Product:
         """Through the larger operations of the step."""
         return self.plain(x.tensor, step)
 
-    def compute(self, x: Input, step: Step) -> Product:
+    def compute(self, x: Input, step: ForwardStep) -> Product:
         return self.fused(x, step) if step.fuses else self.plain(x.tensor, step)
 
 
-def run_layer(layer: Any, residual: Residual, step: Step) -> Residual:
+def run_layer(layer: Any, residual: Residual, step: ForwardStep) -> Residual:
     x = residual.normed(layer.attention_norm, layer.attention_post_norm)
     residual = x.add(layer.attention.compute(x, step))
     x = residual.normed(layer.feed_forward_norm, layer.feed_forward_post_norm)
@@ -118,7 +122,7 @@ def run_layer(layer: Any, residual: Residual, step: Step) -> Residual:
 def run_layers(
     layers: Iterable[tuple[int, Any]],
     residual: Any,
-    step: Step,
+    step: ForwardStep,
     taps: Collection[int] = (),
     deep: Sequence[Tensor] = (),
 ) -> tuple[Any, list[Tensor]]:
@@ -174,11 +178,15 @@ class PlainStep:
         return None if rope is None else self.rotations[rope]
 
     def columns(
-        self, part: Columns, x: Any, gate: Gate | None = None, then: Rows | None = None
+        self,
+        part: ColumnParallelLinear,
+        x: Any,
+        gate: Gate | None = None,
+        then: RowParallelLinear | None = None,
     ) -> Any:
         raise NotImplementedError("the plain form multiplies through the maps themselves")
 
-    def rows(self, part: Rows, x: Any, onto: Tensor | None) -> Product:
+    def rows(self, part: RowParallelLinear, x: Any, onto: Tensor | None) -> Product:
         raise NotImplementedError("the plain form multiplies through the maps themselves")
 
     def experts(self, part: Any, x: Any) -> Product:

@@ -7,18 +7,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.activation import Gate
-from cairn.models.build import Build, Holder, Slot
-from cairn.models.layer_loop import Input, Step, Sublayer
+from cairn.models.build import ModelBuild, Slot, SlotModule
+from cairn.models.layer_loop import ForwardStep, Input, Sublayer
 from cairn.models.linear.form import Product
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 
 
-class Norm(Holder):
+class Norm(SlotModule):
     """RMSNorm or LayerNorm, in float32; Gemma's weights are offsets from one."""
 
-    def __init__(self, build: Build, spec: ModelSpec, width: int, shards: Shards = ALONE) -> None:
+    def __init__(
+        self, build: ModelBuild, spec: ModelSpec, width: int, shards: Shards = ALONE
+    ) -> None:
         super().__init__()
         self.eps, self.plus_one, self.shards = spec.norm_eps, spec.norm_plus_one, shards
         self.weight = build.parameter(width)
@@ -60,7 +62,7 @@ class Unnormed(nn.Module):
         return x_TD
 
 
-class Scaled(nn.Module):
+class ScaledOutput(nn.Module):
     """Scaling of a block's output in place of an output norm (Granite)."""
 
     is_rms = False
@@ -73,37 +75,39 @@ class Scaled(nn.Module):
         return x_TD * self.scale
 
 
-def input_norm(build: Build, spec: ModelSpec) -> Norm | Unnormed:
+def input_norm(build: ModelBuild, spec: ModelSpec) -> Norm | Unnormed:
     """Norm of a block's input."""
     return Norm(build, spec, spec.hidden) if spec.pre_norms else Unnormed()
 
 
-def output_norm(build: Build, spec: ModelSpec) -> Norm | Scaled | None:
+def output_norm(build: ModelBuild, spec: ModelSpec) -> Norm | ScaledOutput | None:
     """Norm of a block's output before the residual addition, or None."""
     if spec.post_norms:
         return Norm(build, spec, spec.hidden)
-    return None if spec.residual_scale == 1.0 else Scaled(spec.residual_scale)
+    return None if spec.residual_scale == 1.0 else ScaledOutput(spec.residual_scale)
 
 
 class FeedForward(Sublayer):
     """down(act(gate(x)) * up(x)), or down(act(up(x))) where there is no gate."""
 
-    def __init__(self, build: Build, spec: ModelSpec, intermediate: int) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, intermediate: int) -> None:
         super().__init__()
         names = ("gate", "up") if spec.gated else ("up",)
         self.gate = Gate(spec.activation, spec.gated)
-        self.inner = Columns(build, spec.hidden, dict.fromkeys(names, intermediate), spec.mlp_bias)
-        self.down = Rows(build, intermediate, spec.hidden, spec.mlp_bias)
+        self.inner = ColumnParallelLinear(
+            build, spec.hidden, dict.fromkeys(names, intermediate), spec.mlp_bias
+        )
+        self.down = RowParallelLinear(build, intermediate, spec.hidden, spec.mlp_bias)
 
     @property
-    def entry(self) -> Columns:
+    def entry(self) -> ColumnParallelLinear:
         return self.inner
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.down(self.gate.of(self.inner(x_TD)))
 
-    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         return self(x_TD)
 
-    def fused(self, x: Input, step: Step) -> Product:
+    def fused(self, x: Input, step: ForwardStep) -> Product:
         return step.rows(self.down, step.columns(self.inner, x, self.gate, self.down), x.onto)

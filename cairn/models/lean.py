@@ -23,14 +23,14 @@ from torch import Tensor
 from cairn.kernels.cpu.packed_product import NormWeight
 from cairn.kernels.cpu.paged_decode import DecodeHeads
 from cairn.models.activation import Gate
-from cairn.models.attend import Attend, Rule
+from cairn.models.attend import Attend, AttentionRule
 from cairn.models.attention import Attention, joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import Sublayer
-from cairn.models.layers import Norm, Scaled, Unnormed
+from cairn.models.layers import Norm, ScaledOutput, Unnormed
 from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.form import PLAIN
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear
 from cairn.models.rope import Rotation, axis_of_columns, frequencies
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
@@ -38,10 +38,10 @@ from cairn.models.transformer import Layer, Transformer
 Map = Callable[[Tensor], Tensor]
 
 
-class Joined(Protocol):
+class JoinedAttend(Protocol):
     """An attend that takes q, k and v side by side."""
 
-    def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
+    def joined(self, qkv_TEC: Tensor, heads: int, rule: AttentionRule) -> Tensor:
         """Store keys and values, and attend; [T, H * C]."""
         ...
 
@@ -99,7 +99,7 @@ class Lean:
     def __init__(self, model: Transformer) -> None:
         self.model, self.spec = model, model.spec
         layers = [cast(Layer, layer) for layer in model.layers]
-        self.norms: dict[Norm | Unnormed | Scaled, Map] = {}
+        self.norms: dict[Norm | Unnormed | ScaledOutput, Map] = {}
         self.products: dict[Linear, Map] = {}
         self.norm_of: dict[Linear, NormWeight] = {}  # of maps whose product begins with the norm
         for layer in layers:
@@ -151,7 +151,7 @@ class Lean:
             by_kind[kind] = angles_at(rotation, axes_3T[axis_C].t()[:, None].float())
         return by_kind
 
-    def _norms_behind(self, layers: list[Layer]) -> dict[Norm | Scaled, NormWeight]:
+    def _norms_behind(self, layers: list[Layer]) -> dict[Norm | ScaledOutput, NormWeight]:
         """RMS norms of what is added to the residual, which are compiled with the sum."""
         norms = [n for x in layers for n in (x.attention_post_norm, x.feed_forward_post_norm)]
         return {
@@ -204,7 +204,11 @@ class LeanStep:
         return None if rope is None else self.rotations[rope]
 
     def columns(
-        self, part: Columns, x: "LeanInput", gate: Gate | None = None, then: Rows | None = None
+        self,
+        part: ColumnParallelLinear,
+        x: "LeanInput",
+        gate: Gate | None = None,
+        then: RowParallelLinear | None = None,
     ) -> Tensor:
         norm = self.form.norm_of.get(part)
         if norm is not None:
@@ -212,7 +216,7 @@ class LeanStep:
         y_TN = self.form.products[part](x.tensor)
         return y_TN if gate is None else gate.in_place(y_TN)
 
-    def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Tensor | None:
+    def rows(self, part: RowParallelLinear, x: Tensor, onto: Tensor | None) -> Tensor | None:
         """Apply a linear map; None if the matmul added its result to the residual itself."""
         if onto is not None and isinstance(part.form, BlocksForm) and part.addend is None:
             part.form.fused(x, part.form_bias, onto_MN=onto)
@@ -239,7 +243,7 @@ class LeanStep:
         if mixer.rope is not None:
             qkv_TE2c = qkv_TE.view(-1, every, 2, size // 2)
             self.angles[mixer.rope].rotate_(qkv_TE2c[:, :rotated])
-        return cast(Joined, self.attend).joined(qkv_TEC, mixer.heads, mixer.rule)
+        return cast(JoinedAttend, self.attend).joined(qkv_TEC, mixer.heads, mixer.rule)
 
 
 class LeanResidual(NamedTuple):
@@ -248,7 +252,9 @@ class LeanResidual(NamedTuple):
     x_TD: Tensor
     form: Lean
 
-    def normed(self, norm: Norm | Unnormed, post_norm: Norm | Scaled | None = None) -> "LeanInput":
+    def normed(
+        self, norm: Norm | Unnormed, post_norm: Norm | ScaledOutput | None = None
+    ) -> "LeanInput":
         onto = self.x_TD if post_norm is None else None
         return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm, onto)
 
@@ -263,7 +269,7 @@ class LeanResidual(NamedTuple):
 class LeanInput(NamedTuple):
     tensor: Tensor
     residual: LeanResidual
-    post_norm: Norm | Scaled | None
+    post_norm: Norm | ScaledOutput | None
     onto: Tensor | None = None
 
     def add(self, y_TD: Any) -> LeanResidual:
@@ -283,7 +289,7 @@ def _unchanged(x_TD: Tensor) -> Tensor:
     return x_TD
 
 
-def _lean_norm(norm: Norm | Unnormed | Scaled) -> Map:
+def _lean_norm(norm: Norm | Unnormed | ScaledOutput) -> Map:
     return LeanNorm(norm) if isinstance(norm, Norm) and norm.is_rms else norm
 
 

@@ -182,7 +182,7 @@ def _latent(spec: "ModelSpec") -> "Latent":
     return spec.latent
 
 
-class Registration(NamedTuple):
+class MixerRegistration(NamedTuple):
     shape: MixerShape
     module: str
     name: str  # of the class
@@ -190,10 +190,10 @@ class Registration(NamedTuple):
 
 
 MIXERS = {
-    "attention": Registration(GroupedQuery(), "cairn.models.attention", "Attention"),
-    "latent": Registration(LatentShape(), "cairn.models.latent", "LatentAttention"),
-    "delta": Registration(DeltaShape(), "cairn.models.delta_net", "DeltaNet", state=True),
-    "short_conv": Registration(
+    "attention": MixerRegistration(GroupedQuery(), "cairn.models.attention", "Attention"),
+    "latent": MixerRegistration(LatentShape(), "cairn.models.latent", "LatentAttention"),
+    "delta": MixerRegistration(DeltaShape(), "cairn.models.delta_net", "DeltaNet", state=True),
+    "short_conv": MixerRegistration(
         ShortConvShape(), "cairn.models.short_conv", "ShortConv", state=True
     ),
 }

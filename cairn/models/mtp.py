@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Attend
-from cairn.models.build import Build, Holder, Slot
-from cairn.models.checkpoint_names import Source, sources
-from cairn.models.eagle import EagleHead, Passed
-from cairn.models.layer_loop import PlainResidual, PlainStep, Step
+from cairn.models.build import ModelBuild, Slot, SlotModule
+from cairn.models.checkpoint_names import TensorLocation, sources
+from cairn.models.eagle import DraftPass, EagleHead
+from cairn.models.layer_loop import ForwardStep, PlainResidual, PlainStep
 from cairn.models.layers import Norm
-from cairn.models.linear.maps import Rows, Vocabulary
+from cairn.models.linear.maps import RowParallelLinear, Vocabulary
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.shards import ALONE
 from cairn.models.spec import ModelSpec
@@ -61,7 +61,7 @@ FORMATS = (
 class MtpHead(nn.Module):
     taps: tuple[int, ...] = ()  # it reads what comes out of the model
 
-    def __init__(self, target: ModelSpec, build: Build, format: Format) -> None:
+    def __init__(self, target: ModelSpec, build: ModelBuild, format: Format) -> None:
         super().__init__()
         build, width = build._replace(shards=ALONE), target.hidden
         self.format = format
@@ -69,7 +69,7 @@ class MtpHead(nn.Module):
         self.spec = msgspec.structs.replace(target, layers=target.layers + 1)
         self.token_norm = Norm(build, target, width)
         self.hidden_norm = Norm(build, target, width)
-        self.join = Rows(build, 2 * width, width, bias=False)
+        self.join = RowParallelLinear(build, 2 * width, width, bias=False)
         self.layer = Layer(build, self.spec, target.layers)
         self.norm = Norm(build, target, width)
         self.embedding: Vocabulary | None = None  # the target's
@@ -86,7 +86,7 @@ class MtpHead(nn.Module):
         positions_T: Tensor,
         attend: Attend,
         ends_B: Tensor | None = None,
-    ) -> Passed:
+    ) -> DraftPass:
         rotations = self.rotations(positions_T, attend, x_TD.dtype)
         return self.through(x_TD, g_TD, PlainStep(attend, rotations), PlainResidual, ends_B)
 
@@ -94,17 +94,17 @@ class MtpHead(nn.Module):
         self,
         x_TD: Tensor,
         g_TD: Tensor,
-        step: Step,
+        step: ForwardStep,
         residual: Callable[[Tensor], Any],
         ends_B: Tensor | None,
-    ) -> Passed:
+    ) -> DraftPass:
         """Whatever form the step and its residual have. `ends_B`: those wanted; every token leaves its keys."""
         both = [self.token_norm(x_TD), self.hidden_norm(g_TD)]
         entering_TE = torch.cat(both if self.format.token_first else both[::-1], -1)
         h_TD = step.run(self.layer, residual(self.join(entering_TE))).hidden()
         h_TD = h_TD if ends_B is None else h_TD[ends_B]
         normed_TD = self.norm(h_TD)
-        return Passed(normed_TD if self.format.goes_on_normed else h_TD, normed_TD)
+        return DraftPass(normed_TD if self.format.goes_on_normed else h_TD, normed_TD)
 
     def rotations(self, positions_T: Tensor, attend: Attend, dtype: torch.dtype) -> dict[Any, Any]:
         own = range(self.spec.layers - 1, self.spec.layers)
@@ -123,14 +123,14 @@ class MtpHead(nn.Module):
 
     def slots(self) -> Iterator[Slot]:
         for path, part in self.named_modules():
-            if isinstance(part, Holder):
+            if isinstance(part, SlotModule):
                 yield from (slot.under(path) for slot in part.slots())
 
 
 def load_mtp(tensors: TensorSource, model: Transformer) -> MtpHead:
     """The first such layer of the model's checkpoint, on the model's device. A ConfigError: it has none."""
     weight, format = model.embedding.weight, format_of(tensors, model.spec)
-    head = MtpHead(model.spec, Build("meta", weight.dtype, fused=weight.is_cuda), format)
+    head = MtpHead(model.spec, ModelBuild("meta", weight.dtype, fused=weight.is_cuda), format)
     where = _places(head)
     if missing := sorted({place.tensor for place in where.values()} - set(tensors.names())):
         raise ConfigError(
@@ -157,7 +157,7 @@ def format_of(tensors: TensorSource, target: ModelSpec) -> Format:
     )
 
 
-def _places(head: MtpHead) -> dict[str, Source]:
+def _places(head: MtpHead) -> dict[str, TensorLocation]:
     """Source of each slot: layer tensors have the family's names, the others those of the format."""
     last, format = head.spec.layers - 1, head.format
     slots = {slot.name: slot.shape for slot in head.slots()}
@@ -175,7 +175,7 @@ def _places(head: MtpHead) -> dict[str, Source]:
             place = family[numbered[name]]
             places[name] = place._replace(tensor=place.tensor.replace(theirs, format.before, 1))
         else:
-            places[name] = Source(f"{format.before}{getattr(format, part)}.{kind}")
+            places[name] = TensorLocation(f"{format.before}{getattr(format, part)}.{kind}")
     return places
 
 

@@ -4,9 +4,9 @@
     single     one token of each of several sequences      decode
     in_slots   any tokens of any sequences, by kernels that change states where they lie: a GPU
 
-All compute the same up to the order of sums. Where states live is the business of `attend`, as with keys: `Packed`
+All compute the same up to the order of sums. `attend` decides where states live, as with keys: `PackedDocuments`
 begins each document with an empty one, `Cached` and the engine's pages keep one for each sequence. A state is as large
-after one token as after a million, and what it was before a token cannot be found out afterwards.
+after one token as after a million, and the state before a token cannot be recovered afterwards.
 """
 
 from collections.abc import Sequence

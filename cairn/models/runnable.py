@@ -14,7 +14,7 @@ import torch
 from cairn.core.garbage_collection import held_collector
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.cpu_types import multiplies
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import held_bytes, linears
@@ -122,7 +122,7 @@ class OpenModel:
             stored_bytes = self.checkpoint.stored_bytes()
         check_fits(self.name, self.spec, chosen, device, shards.size, mapped, stored_bytes)
         if self.checkpoint is None:
-            build = Build(device, chosen, shards, fused=device != "cpu")
+            build = ModelBuild(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
         with byte_progress(self.checkpoint.nbytes(), f"loading {self.name}") as progress:
             model = self.checkpoint.load(

@@ -10,26 +10,28 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError
 from cairn.kernels.delta.rule import Sequences, short_conv_reference
-from cairn.models.build import Build, Holder, Slot
-from cairn.models.layer_loop import Step, Sublayer
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.build import ModelBuild, Slot, SlotModule
+from cairn.models.layer_loop import ForwardStep, Sublayer
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.mixer import MIXERS, Plane
 from cairn.models.recurrence import Planes, recur
 from cairn.models.shards import even_share
 from cairn.models.spec import ModelSpec
 
 
-class ShortConv(Sublayer, Holder):
-    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+class ShortConv(Sublayer, SlotModule):
+    def __init__(self, build: ModelBuild, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         if spec.short_conv is None:
             raise ConfigError(f"layer {layer} is a convolution, and the spec has no sizes for it")
         self.layer, self.shards, bias = layer, build.shards, spec.short_conv.bias
         self.width = even_share(spec.hidden, build.shards, "columns of a short convolution")
-        self.inner = Columns(build, spec.hidden, dict.fromkeys("bcx", spec.hidden), bias)
+        self.inner = ColumnParallelLinear(
+            build, spec.hidden, dict.fromkeys("bcx", spec.hidden), bias
+        )
         self.conv_D1W = build.parameter(self.width, 1, spec.short_conv.kernel)
         self.bias_D = build.parameter(self.width) if bias else None
-        self.projection = Rows(build, spec.hidden, spec.hidden, bias)
+        self.projection = RowParallelLinear(build, spec.hidden, spec.hidden, bias)
         self.planes: tuple[Plane, ...] = MIXERS["short_conv"].shape.planes(spec, build.shards.size)
 
     def slots(self) -> Iterator[Slot]:
@@ -40,7 +42,7 @@ class ShortConv(Sublayer, Holder):
         if self.bias_D is not None:
             yield Slot("conv.bias", "bias_D", (whole,), cut=cut, init="zeros")
 
-    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         before_TD, behind_TD, x_TD = self.inner(x_TD)
         return self.projection(behind_TD * recur(step.attend, self, (before_TD * x_TD,)))
 

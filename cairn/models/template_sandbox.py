@@ -44,7 +44,7 @@ _PYTHON_ERRORS = (
 )
 
 
-class Template:
+class SandboxedTemplate:
     """A compiled template."""
 
     def __init__(self, source: str, owner: str, name: str = "default") -> None:

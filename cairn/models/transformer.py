@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.expert_ranks import RankExperts, spreads_experts
 from cairn.models.experts import ExpertLayer
-from cairn.models.layer_loop import PlainResidual, PlainStep, Step, run_layer, run_layers
+from cairn.models.layer_loop import ForwardStep, PlainResidual, PlainStep, run_layer, run_layers
 from cairn.models.layers import FeedForward, Norm, input_norm, output_norm
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.mixer import make_mixer
@@ -29,7 +29,7 @@ from cairn.models.spec import ModelSpec, Rope
 
 
 class Layer(nn.Module):
-    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         experts = spec.experts_of(layer)
         self.attention_norm = input_norm(build, spec)
@@ -44,14 +44,14 @@ class Layer(nn.Module):
             self.feed_forward = make(build, spec, experts)
         self.feed_forward_post_norm = output_norm(build, spec)
 
-    def forward(self, residual: Any, step: Step) -> Any:
+    def forward(self, residual: Any, step: ForwardStep) -> Any:
         return run_layer(self, residual, step)
 
 
 class Transformer(nn.Module):
     """Built empty, by default on the meta device; `weights` fills it."""
 
-    def __init__(self, spec: ModelSpec, build: Build = Build()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, spec: ModelSpec, build: ModelBuild = ModelBuild()) -> None:  # noqa: B008 (immutable)
         super().__init__()
         self.spec = spec
         self.build = build
@@ -59,7 +59,9 @@ class Transformer(nn.Module):
         self.arena_RD: Tensor | None = None
         self.embedding = Vocabulary(build, spec.vocab, spec.hidden)
         self.position_embedding = (
-            Positions(build, spec.context, spec.hidden) if spec.positions == "learned" else None
+            PositionEmbedding(build, spec.context, spec.hidden)
+            if spec.positions == "learned"
+            else None
         )
         self.layers = nn.ModuleList(Layer(build, spec, i) for i in range(spec.layers))
         self.norm = Norm(build, spec, spec.hidden)
@@ -80,7 +82,7 @@ class Transformer(nn.Module):
     def through(
         self,
         residual: Any,
-        step: Step,
+        step: ForwardStep,
         taps: Collection[int] = (),
         deep: Sequence[Tensor] = (),
         most_layers: int | None = None,
@@ -134,7 +136,7 @@ class Transformer(nn.Module):
     def slots(self) -> Iterator[Slot]:
         """Every tensor this model needs, by name, and where it goes."""
         for path, module in self.named_modules():
-            if isinstance(module, Holder):
+            if isinstance(module, SlotModule):
                 yield from (slot.under(path) for slot in module.slots())
 
 
@@ -160,10 +162,10 @@ def rotations_of(
     return {k: rotation(k, spec, positions_T, lengths_T, dtype, axes_3T) for k in kinds}
 
 
-class Positions(Holder):
+class PositionEmbedding(SlotModule):
     """Learned absolute positions."""
 
-    def __init__(self, build: Build, context: int, width: int) -> None:
+    def __init__(self, build: ModelBuild, context: int, width: int) -> None:
         super().__init__()
         self.weight = build.parameter(context, width)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
-from cairn.models.build import Build, Slot
-from cairn.models.checkpoint_names import Source, is_left_out, sources
+from cairn.models.build import ModelBuild, Slot
+from cairn.models.checkpoint_names import TensorLocation, is_left_out, sources
 from cairn.models.device_copies import DeviceCopies
 from cairn.models.expert_ranks import RankExperts
 from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps, on_cpu
@@ -43,7 +43,7 @@ Progress = Callable[[int], None]  # called with the bytes of each tensor that is
 def load_model(
     spec: ModelSpec,
     tensors: TensorSource,
-    build: Build,
+    build: ModelBuild,
     progress: Progress = lambda done: None,
     notes: list[str] | None = None,
 ) -> Transformer:
@@ -56,7 +56,7 @@ def load_model(
     return model
 
 
-def random_model(spec: ModelSpec, build: Build, seed: int = 0) -> Transformer:
+def random_model(spec: ModelSpec, build: ModelBuild, seed: int = 0) -> Transformer:
     """A model with random weights that depend on seed, name and kind of device, never on the layout."""
     model = Transformer(spec, build._replace(device="meta"))
     fill_random(model, model.slots(), build.device, seed)
@@ -143,7 +143,7 @@ def fill_shares(model: HasSlots, shares: Mapping[str, Tensor], device: torch.dev
 # -- finding ------------------------------------------------------------------------------------
 
 
-def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
+def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, TensorLocation]:
     """Source tensor of each slot; missing or unexpected tensors raise."""
     present = set(tensors.names())
     where = sources(spec, {slot.name: slot.shape for slot in slots})
@@ -168,7 +168,9 @@ def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[s
     return where
 
 
-def _check_tied_head(spec: ModelSpec, where: dict[str, Source], tensors: TensorSource) -> None:
+def _check_tied_head(
+    spec: ModelSpec, where: dict[str, TensorLocation], tensors: TensorSource
+) -> None:
     """A checkpoint may repeat the embedding as its head; the reference believes a head that differs."""
     if not spec.tied or TIED_HEAD not in tensors.names():
         return
@@ -184,7 +186,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(name if name.isprintable() else repr(name) for name in names[:3])
 
 
-def read_source(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
+def read_source(slot: Slot, place: TensorLocation, tensors: TensorSource) -> Tensor:
     """The whole tensor of a slot, transposed, cut and ordered as our layers want it."""
     tensor = tensors.tensor(place.tensor)
     stored = tuple(tensor.shape)

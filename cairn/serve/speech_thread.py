@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.models.speech.decoding_rules import is_silent, segments
 from cairn.models.speech.transcribe import Transcriber, WindowOptions, WindowText
-from cairn.models.speech.windows import Samples, Window, windows
+from cairn.models.speech.windows import AudioWindow, Samples, windows
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import Spent
@@ -57,7 +57,7 @@ class Listening:
 
     def __init__(self, job: Job, speech: Speech) -> None:
         self.job, self.wanted = job, speech.wanted
-        self.left: deque[Window] = deque(windows(speech.samples))
+        self.left: deque[AudioWindow] = deque(windows(speech.samples))
         seconds = self.left[-1].start_s + self.left[-1].length_s
         self.transcript = Transcript(speech.wanted.language, seconds, [])
 
@@ -109,16 +109,16 @@ class SpeechThread(JobThread):
             self._note(one, window, result)
         self._end_whole(now)
 
-    def _batch(self) -> list[tuple[Listening, Window]]:
+    def _batch(self) -> list[tuple[Listening, AudioWindow]]:
         """Batch of windows, one of each job in turn, until the rows are full."""
-        batch: list[tuple[Listening, Window]] = []
+        batch: list[tuple[Listening, AudioWindow]] = []
         while len(batch) < self.rows and any(one.left for one in self._listening):
             for one in self._listening:
                 if one.left and len(batch) < self.rows:
                     batch.append((one, one.left.popleft()))
         return batch
 
-    def _note(self, one: Listening, window: Window, heard: WindowText) -> None:
+    def _note(self, one: Listening, window: AudioWindow, heard: WindowText) -> None:
         transcript, decoded = one.transcript, heard.decoded
         transcript.language = transcript.language or heard.language
         if is_silent(decoded):

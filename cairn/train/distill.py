@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import Vocabulary
@@ -89,7 +89,7 @@ class Teacher:
     @torch.no_grad()
     def streams(self, batch: Batch) -> dict[str, Tensor]:
         """The most likely next tokens of each token, and their log-probabilities at the temperature."""
-        attend = Packed(batch.lengths, batch.tokens_T.device)
+        attend = PackedDocuments(batch.lengths, batch.tokens_T.device)
         hidden_TD = self.model(batch.tokens_T, batch.positions_T, attend)
         parts = [self._best(part_CD) for part_CD in hidden_TD.split(CHUNK)]
         return {IDS: torch.cat([ids for ids, _ in parts]), LOGP: torch.cat([p for _, p in parts])}

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.attend import Packed, Rule
-from cairn.models.build import Build
+from cairn.models.attend import AttentionRule, PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.eagle import EagleHead, random_head, random_spec
 from cairn.models.layer_loop import PlainStep
 from cairn.models.transformer import Transformer, rotations_of
@@ -56,10 +56,10 @@ class Taught(NamedTuple):
     logits_BNV: Tensor
 
 
-class EqualRows(Packed):
+class EqualRows(PackedDocuments):
     """Documents of one length, which attend all at once where attention is of the common kind."""
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         if rule.window or rule.by_scores:
             return super().__call__(q_THC, k_TKC, v_TKC, rule)
         q, k, v = (
@@ -82,7 +82,7 @@ class Unrolled:
     def lengths_T(self) -> Tensor:
         raise NotImplementedError("the rotation of a head does not depend on lengths")
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         heads, groups = q_THC.shape[1], q_THC.shape[1] // k_TKC.shape[1]
         q, k, v = (x.unflatten(0, (self.rows, self.tokens)) for x in (q_THC, k_TKC, v_TKC))
         self.keys.append(k.repeat_interleave(groups, 2))
@@ -119,7 +119,7 @@ def head_for(model: Transformer, known_K: Tensor) -> EagleHead:
     # Residuals of a target may be large; normed, the layer's own part counts from the first step, and passes are alike.
     shape = random_spec(model.spec)
     spec = msgspec.structs.replace(shape, draft_vocab=len(known_K), norm_before_residual=True)
-    head = random_head(model.spec, Build(weight_VD.device, torch.float32), spec)
+    head = random_head(model.spec, ModelBuild(weight_VD.device, torch.float32), spec)
     known_K = known_K.to(weight_VD.device)
     head.d2t.copy_(known_K - torch.arange(len(known_K), device=known_K.device))
     head.head.weight.copy_(weight_VD[known_K])

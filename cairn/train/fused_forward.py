@@ -24,12 +24,12 @@ from cairn.kernels.layer.embedding import embedding
 from cairn.kernels.layer.rope import Heads, rope
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.activation import Gate
-from cairn.models.attend import Attend, Rule
+from cairn.models.attend import Attend, AttentionRule
 from cairn.models.attention import Attention
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused import rope_tables
 from cairn.models.layers import Norm
-from cairn.models.linear.maps import Columns, Rows, Vocabulary
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear, Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
@@ -59,7 +59,7 @@ class Varlen:
         equal = all(length == self.longest for length in batch.lengths)
         self.cu_seqlens = None if equal else batch.cu_seqlens  # equal lengths have faster kernels
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         out = attention(
             q_THC,
             k_TKC,
@@ -137,12 +137,16 @@ class TrainingStep:
         return None if rope is None else self.rotations[rope]
 
     def columns(
-        self, part: Columns, x: "TrainingInput", gate: Gate | None = None, then: Rows | None = None
+        self,
+        part: ColumnParallelLinear,
+        x: "TrainingInput",
+        gate: Gate | None = None,
+        then: RowParallelLinear | None = None,
     ) -> Any:
         inner = x.project(part, self.form.settings(part.shards, self.deferred))
         return inner if gate is None else Gated(inner, gate)
 
-    def rows(self, part: Rows, x: "Tensor | Gated", onto: Tensor | None) -> Tensor:
+    def rows(self, part: RowParallelLinear, x: "Tensor | Gated", onto: Tensor | None) -> Tensor:
         how = self.form.settings(part.shards, self.deferred)
         alone = part.form is None and part.addend is None
         if alone and isinstance(x, Gated) and x.gate.has_kernel:
@@ -211,7 +215,7 @@ class TrainingInput:
         )
         return normed_TD
 
-    def project(self, part: Columns, how: Settings) -> Tensor:
+    def project(self, part: ColumnParallelLinear, how: Settings) -> Tensor:
         (x_TD, y_TD), norm = self.residual, self.norm
         x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)
         if norm.is_rms and part.addend is None and part.form is None:

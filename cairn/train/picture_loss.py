@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.transformer import Transformer
 from cairn.models.vision.encode import picture_rows
 from cairn.models.vision.tiling_rules import ImageRules
@@ -34,7 +34,7 @@ def picture_loss(
         targets.append(F.pad(learnt_S[1:], (0, 1), value=IGNORED))
         ids.append(torch.where(own_S < 0, own_S - first_row, own_S))
         first_row += int((own_S < 0).sum())
-    attend = Packed([len(chat.ids) for chat in chats], device)
+    attend = PackedDocuments([len(chat.ids) for chat in chats], device)
     try:
         hidden_TD = model(torch.cat(ids).to(device), attend.positions_T(), attend)
     finally:

@@ -14,7 +14,7 @@ from torch import nn
 
 from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.build import Build, Slot
+from cairn.models.build import ModelBuild, Slot
 from cairn.models.checkpoint import Checkpoint, check_device, default_device
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import load_model
@@ -184,7 +184,7 @@ def _fill_from(start: Checkpoint, spec: ModelSpec, device: torch.device) -> Fill
     if spec.experts is not None and start.spec.experts is not None:
         experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
         spec = msgspec.structs.replace(spec, experts=experts)
-    whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
+    whole = load_model(spec, start.tensors, ModelBuild("cpu", start.stored_dtype()))
     tensors = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
 
     def fill(stage: Stage, slots: list[Slot]) -> None:

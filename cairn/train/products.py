@@ -22,7 +22,7 @@ from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_transposed import E5M2, quantize_transposed
 from cairn.models.linear.form import Epilogue, finished
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear
 
 Kept = tuple[Tensor, ...]  # small tensors that forward leaves for backward: scales
 OfWeight = Callable[[Tensor], Tensor]  # the gradient of the weight, from x
@@ -159,5 +159,7 @@ class ProductForm:
 def through_products(model: nn.Module, products: Products) -> None:
     """The plain form of a model with other products: its linear maps, not the embedding and the head."""
     for module in model.modules():
-        if isinstance(module, Rows) or (isinstance(module, Columns) and module.fused is not None):
+        if isinstance(module, RowParallelLinear) or (
+            isinstance(module, ColumnParallelLinear) and module.fused is not None
+        ):
             module.take(ProductForm(module, products))

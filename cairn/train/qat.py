@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.quantized.round_model import round_model
-from cairn.models.quantized.rounding import Grid, fake_quantized, fitted, rounded_activations
+from cairn.models.quantized.rounding import (
+    QuantizationGrid,
+    fake_quantized,
+    fitted,
+    rounded_activations,
+)
 from cairn.models.quantized.write import write_compressed_tensors
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import load_model
@@ -26,7 +31,7 @@ from cairn.train.products import Kept, OfWeight, Products, make_products
 class FakeQuantized:
     """Products of a grid, with the straight-through gradient (arXiv:1308.3432)."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: QuantizationGrid) -> None:
         self.grid = grid
 
     def forward(self, x_MK: Tensor, w_NK: Tensor) -> tuple[Tensor, Kept]:
@@ -44,7 +49,7 @@ def products_of(config: Train, spec: ModelSpec) -> Products:
     return make_products(config.precision.fp8) if grid is None else FakeQuantized(grid)
 
 
-def grid_of(config: Train, spec: ModelSpec) -> Grid | None:
+def grid_of(config: Train, spec: ModelSpec) -> QuantizationGrid | None:
     """The grid that a run rounds to; None: it does not round."""
     qat = config.qat
     if qat.scheme == "none":
@@ -68,9 +73,9 @@ def grid_of(config: Train, spec: ModelSpec) -> Grid | None:
     return fitted(qat.scheme, widths, qat.group or None)[0]
 
 
-def export_quantized(model: Path, out: Path, grid: Grid) -> None:
+def export_quantized(model: Path, out: Path, grid: QuantizationGrid) -> None:
     """The exported model of a run, rounded as it was trained, beside it."""
     opened = open_checkpoint(model)
     stored = opened.stored_dtype()
-    loaded = load_model(opened.spec, opened.tensors, Build("cpu", stored))
+    loaded = load_model(opened.spec, opened.tensors, ModelBuild("cpu", stored))
     write_compressed_tensors(round_model(loaded.to(torch.float32), grid, stored), out, like=model)

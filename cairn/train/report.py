@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cairn.core.config import to_toml
-from cairn.core.job_ledger import Incident
+from cairn.core.job_ledger import JobIncident
 from cairn.core.job_ledger_files import read_ledger
 from cairn.core.units import format_bytes, format_count, format_duration
 from cairn.models.spec import ModelSpec
@@ -181,7 +181,7 @@ def _wall_time(config: Train) -> list[str]:
     return parts
 
 
-def _cells(incident: Incident) -> list[str]:
+def _cells(incident: JobIncident) -> list[str]:
     return [
         str(incident.step),
         incident.cause,

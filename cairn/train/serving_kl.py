@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.transformer import Transformer
 from cairn.train.checkpoint.piece import pieces_of
 from cairn.train.data.batch import IGNORED, Batch
@@ -26,7 +26,7 @@ def obstacle(state: TrainState) -> str | None:
     if state.base is not None:
         return "frozen weights are not part of its state"
     pieces = state.parallel.named_state()
-    needed = {slot.name for slot in Transformer(state.spec, Build("meta")).slots()}
+    needed = {slot.name for slot in Transformer(state.spec, ModelBuild("meta")).slots()}
     if needed - pieces.keys() or any(
         piece.tensor.shape != piece.shape for piece in pieces.values()
     ):
@@ -38,7 +38,7 @@ def obstacle(state: TrainState) -> str | None:
 def serving_model(state: TrainState) -> Transformer:
     """The weights of this moment in a plain model, in the type of an export."""
     dtype = DTYPES[state.config.precision.kind]
-    model = Transformer(state.spec, Build("meta", dtype)).to_empty(device=state.device)
+    model = Transformer(state.spec, ModelBuild("meta", dtype)).to_empty(device=state.device)
     trained = state.parallel.named_state()
     for name, piece in pieces_of(list(model.slots()), dict(model.named_parameters())).items():
         piece.tensor.copy_(trained[name].tensor)
@@ -53,7 +53,7 @@ def divergence(
     model, head = serving_model(state), TargetLogProbs(state.spec)
     total, tokens = 0.0, 0
     for batch, values in zip(batches, trained, strict=True):
-        attend = Packed(batch.lengths, state.device)
+        attend = PackedDocuments(batch.lengths, state.device)
         hidden_TD = model(batch.tokens_T, batch.positions_T, attend)
         served_T = head(hidden_TD, model.head or model.embedding, batch)["logp"]
         counted_T = batch.targets_T != IGNORED

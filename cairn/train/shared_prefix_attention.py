@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.attention_problem import WIDTHS
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.models.attend import attention as plain_attention
 from cairn.train.data.batch import NONE, Batch
 
@@ -85,7 +85,7 @@ class Prefixed:
         self.cu_seqlens_k = torch.tensor([0, *self.keys]).cumsum(0).int().to(device)
         self.device, self.by_kernels = device, device.type == "cuda"
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         k_NKC, v_NKC = (_Repeated.apply(x_TKC, self.repeats) for x_TKC in (k_TKC, v_TKC))
         if not self.by_kernels or q_THC.shape[-1] not in WIDTHS:
             keys = zip(k_NKC.split(self.keys), v_NKC.split(self.keys), strict=True)

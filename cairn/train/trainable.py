@@ -21,7 +21,7 @@ from cairn.core.errors import ConfigError, DataError
 from cairn.models.adapter.attach import ADAPTED, attach
 from cairn.models.adapter.lora import adapter_parameters
 from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
-from cairn.models.build import Build, Slot
+from cairn.models.build import ModelBuild, Slot
 from cairn.models.checkpoint import Checkpoint
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -126,7 +126,7 @@ def frozen_values(config: Train, spec: ModelSpec) -> int:
     if adapter is None:
         return frozen_parameters(spec, trainable_of(config))
     blank = Transformer(spec)
-    attach(blank, spec, adapter, Build())
+    attach(blank, spec, adapter, ModelBuild())
     return spec.parameters() - sum(one.numel() for one in adapter_parameters(blank))
 
 

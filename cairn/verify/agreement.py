@@ -18,7 +18,7 @@ LEAST = 1e-12  # probability of what was rounded away
 Roots = list[float]  # square roots of the probabilities of one place
 
 
-class Agreement(NamedTuple):
+class LogprobAgreement(NamedTuple):
     """Observed against expected, over all places."""
 
     places: int
@@ -59,14 +59,16 @@ def squared(a: Roots, b: Roots) -> float:
     return math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / 2
 
 
-def agreement(observed: Sequence[Observation], expected: Sequence[Observation]) -> Agreement:
+def agreement(observed: Sequence[Observation], expected: Sequence[Observation]) -> LogprobAgreement:
     pairs = list(matched(observed, expected))
     if not pairs:
-        return Agreement(0, 1.0, 0.0, 0.0, 0)
+        return LogprobAgreement(0, 1.0, 0.0, 0.0, 0)
     kls = [place_kl(seen, known) for seen, known in pairs]
     worst = max(range(len(kls)), key=kls.__getitem__)
     same = sum(same_top(seen, known) for seen, known in pairs)
-    return Agreement(len(pairs), same / len(pairs), math.fsum(kls) / len(kls), kls[worst], worst)
+    return LogprobAgreement(
+        len(pairs), same / len(pairs), math.fsum(kls) / len(kls), kls[worst], worst
+    )
 
 
 def same_top(observed: Row, expected: Row) -> bool:

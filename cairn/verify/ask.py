@@ -16,7 +16,7 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Logprob
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.llm import LLM
-from cairn.verify.evidence import Evidence, Observation, Row
+from cairn.verify.evidence import ModelEvidence, Observation, Row
 from cairn.verify.probes import (
     CHAT,
     CHAT_PROBE,
@@ -25,7 +25,7 @@ from cairn.verify.probes import (
     LONGEST,
     TEXTS,
     TOP,
-    Probe,
+    VerifyProbe,
     long_text,
 )
 
@@ -33,7 +33,7 @@ SAMPLES, SAMPLE_BYTES = 64, 64 * 1024  # of each file, for the fingerprint
 CHARACTERS = 8  # of a token at most, on average
 
 
-def probes_of(spec: ModelSpec, tokenizer: Tokenizer, context: int = 0) -> list[Probe]:
+def probes_of(spec: ModelSpec, tokenizer: Tokenizer, context: int = 0) -> list[VerifyProbe]:
     """`context`: most tokens of a request; 0: the model's."""
     room = min(context or spec.context, spec.context)
     made = [_text_probe(name, text, tokenizer) for name, text in TEXTS.items()]
@@ -43,29 +43,29 @@ def probes_of(spec: ModelSpec, tokenizer: Tokenizer, context: int = 0) -> list[P
     if tokenizer.templates:
         text = tokenizer.chat(CHAT)
         ids = tokenizer.encode(text, special=False)
-        made.append(Probe(CHAT_PROBE, text, ids, len(ids)))
+        made.append(VerifyProbe(CHAT_PROBE, text, ids, len(ids)))
     return [probe for probe in made if len(probe.ids) + probe.answer <= room] or _refuse(room)
 
 
-def _refuse(room: int) -> list[Probe]:
+def _refuse(room: int) -> list[VerifyProbe]:
     raise ConfigError(
         f"a context of {room} tokens has no room for the fixed texts", hint="allow at least 160"
     )
 
 
-def _text_probe(name: str, text: str, tokenizer: Tokenizer) -> Probe:
-    return Probe(name, text, tokenizer.encode(text))
+def _text_probe(name: str, text: str, tokenizer: Tokenizer) -> VerifyProbe:
+    return VerifyProbe(name, text, tokenizer.encode(text))
 
 
-def _long_probe(window: int, tokenizer: Tokenizer) -> Probe:
+def _long_probe(window: int, tokenizer: Tokenizer) -> VerifyProbe:
     tokens = window + LONG_TAIL
     ids = tokenizer.encode(long_text(tokens * CHARACTERS))[:tokens]
     text = tokenizer.decode(ids)
     read = tokenizer.encode(text)  # a cut word may be read otherwise
-    return Probe(LONG, text, read, max(window - 2, 1), answer=0)
+    return VerifyProbe(LONG, text, read, max(window - 2, 1), answer=0)
 
 
-def from_engine(llm: LLM, probes: Sequence[Probe]) -> Evidence:
+def from_engine(llm: LLM, probes: Sequence[VerifyProbe]) -> ModelEvidence:
     """Collect the engine's log probabilities of each prompt and of a greedy continuation."""
     params = [_params(probe) for probe in probes]
     outputs = llm.generate(
@@ -82,7 +82,7 @@ def from_engine(llm: LLM, probes: Sequence[Probe]) -> Evidence:
         rows += [_row(row) for row in (answer.logprobs or [])[:count]]
         ids = [*probe.ids, *answer.token_ids[:count]]
         observations.append(Observation(probe.name, ids, len(ids) - len(rows), rows))
-    return Evidence(
+    return ModelEvidence(
         model=llm.serving.name,
         source=f"the engine here: {'; '.join(llm.notes[:3])}",
         versions=versions(),
@@ -90,7 +90,7 @@ def from_engine(llm: LLM, probes: Sequence[Probe]) -> Evidence:
     )
 
 
-def _params(probe: Probe) -> SamplingParams:
+def _params(probe: VerifyProbe) -> SamplingParams:
     return SamplingParams(
         temperature=0.0,
         max_tokens=max(probe.answer, 1),

@@ -12,13 +12,13 @@ import msgspec
 
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
-from cairn.verify.agreement import Agreement, agreement
+from cairn.verify.agreement import LogprobAgreement, agreement
 from cairn.verify.chat_templates import of_template
-from cairn.verify.evidence import Evidence, Observation
+from cairn.verify.evidence import ModelEvidence, Observation
 from cairn.verify.explain import (
     LEVELS,
     SAME,
-    Fit,
+    HypothesisFit,
     Level,
     best,
     fit,
@@ -46,13 +46,13 @@ CLEAR = 0.9  # explained of a whole text, after which no other cause is looked f
 SIZES = Hypothesis("rounding", "computed in bfloat16", "weights", bits="bfloat16")
 
 
-class Finding(msgspec.Struct, frozen=True):
+class VerifyFinding(msgspec.Struct, frozen=True):
     name: str  # the cause, such as "norm epsilon"
     says: str
     explained: float  # share of the difference
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ProbePart(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one type of probe: texts or chat."""
 
     part: str
@@ -62,22 +62,22 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     largest_kl: float
     distance: float
     level: Level | None  # the least rounding that makes a difference of this size
-    finding: Finding | None = None
+    finding: VerifyFinding | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyVerdict(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     says: str
     expected: Level
-    parts: list[Part]
+    parts: list[ProbePart]
     tried: int  # hypotheses that were computed
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[VerifyFinding]:
         return [part.finding for part in self.parts if part.finding is not None]
 
 
-class Check:
+class ModelCheck:
     """Check of a model against evidence."""
 
     def __init__(
@@ -91,11 +91,11 @@ class Check:
         self._known: dict[tuple[str, int, str], Observation] = {}  # by probe, length and hypothesis
         self._sizes: dict[Level, float] = {}
 
-    def verdict(self, evidence: Evidence, expected: Level) -> Verdict:
+    def verdict(self, evidence: ModelEvidence, expected: Level) -> VerifyVerdict:
         seen = [one for one in evidence.observations if any(one.rows)]
         texts = [one for one in seen if one.probe != CHAT_PROBE]
         chat = [one for one in seen if one.probe == CHAT_PROBE]
-        parts: list[Part] = []
+        parts: list[ProbePart] = []
         cause: Hypothesis | None = None
         if texts:
             part, cause = self._texts(texts, expected)
@@ -106,7 +106,9 @@ class Check:
 
     # -- texts -----------------------------------------------------------------------------------
 
-    def _texts(self, texts: list[Observation], expected: Level) -> tuple[Part, Hypothesis | None]:
+    def _texts(
+        self, texts: list[Observation], expected: Level
+    ) -> tuple[ProbePart, Hypothesis | None]:
         self.watch(f"the plain path computes {len(texts)} texts in float32")
         plain = self.path.expected(texts)
         distance = mean_distance(texts, plain)
@@ -154,7 +156,7 @@ class Check:
         texts: list[Observation],
         plain: list[Observation],
         hypotheses: Sequence[Hypothesis],
-    ) -> Fit | None:
+    ) -> HypothesisFit | None:
         """The likeliest are tried on one text until one is clear; the best then has to explain all texts."""
         fits = []
         for one, at in self._likeliest(texts, plain, hypotheses):
@@ -189,15 +191,17 @@ class Check:
         found.sort(key=lambda entry: -entry[0])
         return [(one, at) for explained, one, at in found if explained > UNLIKELY]
 
-    def _fit(self, one: Hypothesis, observed: list[Observation], plain: list[Observation]) -> Fit:
+    def _fit(
+        self, one: Hypothesis, observed: list[Observation], plain: list[Observation]
+    ) -> HypothesisFit:
         return fit(one, observed, plain, self._expected(observed, one))
 
-    def _unexplained(self, level: Level | None, expected: Level) -> Finding:
+    def _unexplained(self, level: Level | None, expected: Level) -> VerifyFinding:
         if level is not None:
             says = f"as far off as {_weights_of(level)} make it, where {_weights_of(expected)} were expected; "
             says += f"it may be something else, which none of {self.tried} causes explains"
-            return Finding("quantisation", says, 0.0)
-        return Finding(
+            return VerifyFinding("quantisation", says, 0.0)
+        return VerifyFinding(
             "unknown",
             f"further off than 4-bit weights, and none of {self.tried} causes explains it; "
             "these may be other weights",
@@ -209,10 +213,10 @@ class Check:
     def _chat(
         self,
         chat: list[Observation],
-        texts: Part | None,
+        texts: ProbePart | None,
         cause: Hypothesis | None,
         expected: Level,
-    ) -> Part:
+    ) -> ProbePart:
         """`cause`: what the texts have named already, which holds here, too."""
         alone, texts_agree = texts is None, texts is not None and texts.finding is None
         known = cause if cause is not None and cause.concern in ("spec", "weights") else None
@@ -239,7 +243,7 @@ class Check:
                 finding = texts.finding  # what the texts do not explain is said once
             elif texts_agree:
                 says = "the texts agree and the chat does not: a template that is not known here"
-                finding = Finding("chat template", says, 0.0)
+                finding = VerifyFinding("chat template", says, 0.0)
         return _part("chat", agreed, distance, level, finding)
 
     def _expected(
@@ -275,9 +279,13 @@ def _screened(texts: list[Observation], hypothesis: Hypothesis) -> int | None:
 
 
 def _part(
-    name: str, agreed: Agreement, distance: float, level: Level | None, finding: Finding | None
-) -> Part:
-    return Part(
+    name: str,
+    agreed: LogprobAgreement,
+    distance: float,
+    level: Level | None,
+    finding: VerifyFinding | None,
+) -> ProbePart:
+    return ProbePart(
         part=name,
         places=agreed.places,
         top1=agreed.top1,
@@ -289,11 +297,11 @@ def _part(
     )
 
 
-def _finding(found: Fit) -> Finding:
+def _finding(found: HypothesisFit) -> VerifyFinding:
     says = found.hypothesis.says
     if found.hypothesis.concern == "template" and found.explained < CLEAR:
         says = f"not one that is known here; the closest is: {says}"
-    return Finding(found.hypothesis.name, says, found.explained)
+    return VerifyFinding(found.hypothesis.name, says, found.explained)
 
 
 def _weights_of(level: Level) -> str:
@@ -305,22 +313,24 @@ def _weights_of(level: Level) -> str:
     }[level]
 
 
-def _judged(parts: list[Part], expected: Level, tried: int) -> Verdict:
+def _judged(parts: list[ProbePart], expected: Level, tried: int) -> VerifyVerdict:
     findings = [part.finding for part in parts if part.finding is not None]
     allowed = [one for one in findings if not _is_expected(one, expected)]
     if not parts:
         says = "nothing was observed: the source gave no log-probabilities"
-        return Verdict(status="differs", says=says, expected=expected, parts=[], tried=tried)
+        return VerifyVerdict(status="differs", says=says, expected=expected, parts=[], tried=tried)
     if allowed:
         says = "; ".join(dict.fromkeys(f"{one.name}: {one.says}" for one in allowed))
-        return Verdict(status="differs", says=says, expected=expected, parts=parts, tried=tried)
+        return VerifyVerdict(
+            status="differs", says=says, expected=expected, parts=parts, tried=tried
+        )
     levels = [part.level for part in parts if part.level is not None]
     worst: Level = max(levels, key=_rank) if levels else "float32"
     says = f"it computes this model; what differs is rounding, {_weights_of(worst)} at most"
-    return Verdict(status="agrees", says=says, expected=expected, parts=parts, tried=tried)
+    return VerifyVerdict(status="agrees", says=says, expected=expected, parts=parts, tried=tried)
 
 
-def _is_expected(finding: Finding, expected: Level) -> bool:
+def _is_expected(finding: VerifyFinding, expected: Level) -> bool:
     """A rounding that the caller allowed is no difference."""
     eight = "8 bits" in finding.says
     return (

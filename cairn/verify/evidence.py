@@ -27,7 +27,7 @@ class Observation(msgspec.Struct, frozen=True):
         return self.ids[self.first + place]
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class ModelEvidence(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     source: str  # a sentence: the engine here, a server, the plain path
     fingerprint: str = ""  # of the weights' files; empty: not known
@@ -43,14 +43,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(one.rows) for one in self.observations)
 
 
-def write_evidence(evidence: Evidence, file: Path) -> None:
+def write_evidence(evidence: ModelEvidence, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.format(msgspec.json.encode(evidence), indent=1) + b"\n")
 
 
-def read_evidence(file: Path) -> Evidence:
+def read_evidence(file: Path) -> ModelEvidence:
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Evidence)
+        found = msgspec.json.decode(file.read_bytes(), type=ModelEvidence)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}", hint="check the path") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -35,7 +35,7 @@ FEWEST = 6  # places that a cause has to be seen at
 MASS = 0.9  # of what a hypothesis changes; the places with the rest of it hold mostly noise
 
 
-class Fit(NamedTuple):
+class HypothesisFit(NamedTuple):
     hypothesis: Hypothesis
     explained: float  # of the difference: 1 all of it, 0 nothing, below 0 it is further away than the plain path
     size: float  # mean distance between the plain path and the path under the hypothesis
@@ -69,7 +69,7 @@ def fit(
     observed: Sequence[Observation],
     plain: Sequence[Observation],
     under: Sequence[Observation],
-) -> Fit:
+) -> HypothesisFit:
     """All three have the same probes, and the rows of `plain` and `under` have every token that was observed.
 
     A row is empty where nothing is known: a text that begins with its first word says nothing about that.
@@ -84,13 +84,13 @@ def fit(
             leans.append(math.fsum((x - y) * (z - y) for x, y, z in zip(a, p, h, strict=True)))
     size = math.fsum(place[0] for place in places)
     if not places or size == 0.0:
-        return Fit(hypothesis, 0.0, 0.0, 0)
+        return HypothesisFit(hypothesis, 0.0, 0.0, 0)
     judged = _most_of(places, size)
     before = math.fsum(place[1] for place in judged)
     after = math.fsum(place[2] for place in judged)
     explained = 1 - after / max(before, 1e-300)
     leaning = math.fsum(leans) / max(math.sqrt(math.fsum(a * a for a in leans)), 1e-300)
-    return Fit(hypothesis, explained, size / len(places), len(judged), leaning)
+    return HypothesisFit(hypothesis, explained, size / len(places), len(judged), leaning)
 
 
 def _most_of(places: list[tuple[float, float, float]], size: float) -> list[tuple[float, ...]]:
@@ -105,7 +105,7 @@ def _most_of(places: list[tuple[float, float, float]], size: float) -> list[tupl
     return judged
 
 
-def best(fits: Sequence[Fit]) -> Fit | None:
+def best(fits: Sequence[HypothesisFit]) -> HypothesisFit | None:
     """The cause that explains most, if one does."""
     named = [one for one in fits if one.named]
     return max(named, key=lambda one: one.explained, default=None)

@@ -13,8 +13,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from cairn.models.attend import Cached, KVCache, Packed
-from cairn.models.build import Build
+from cairn.models.attend import Cached, KVCache, PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.linear.form import Epilogue, Product
 from cairn.models.linear.maps import Linear, linears
 from cairn.models.linear.packed import GROUP, INT8_MOST, Levels, saturates
@@ -30,7 +30,7 @@ INT4_MOST, WIDE_GROUP = 7, 128
 OUTLIERS = 8  # columns of what enters a product that CPU engines do not round
 
 
-class Prompted(NamedTuple):
+class ProbePrompt(NamedTuple):
     """The tokens that are run, and the first of them that is scored."""
 
     ids: list[int]
@@ -77,7 +77,7 @@ class PlainPath:
         rows = [*[{}] * prompt.unseen, *_rows(logprobs_RV, observed.rows[prompt.unseen :])]
         return Observation(observed.probe, ids, first, rows)
 
-    def _score(self, model: Transformer, prompt: Prompted, shared: int) -> Tensor:
+    def _score(self, model: Transformer, prompt: ProbePrompt, shared: int) -> Tensor:
         """Score a prompt; the first `shared` tokens do not depend on the hypothesis and are computed once."""
         if shared < SHORTEST_PREFIX:
             return score(model, prompt.ids, prompt.first)
@@ -100,17 +100,17 @@ def seen_by_all(spec: ModelSpec, other: ModelSpec) -> int:
     return max(min((w for w in (*spec.windows, *other.windows) if w), default=0) - 2, 0)
 
 
-def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> Prompted:
+def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> ProbePrompt:
     """The tokens to run. In a chat only the answer is scored, so all tokens before it are replaced."""
     if hypothesis is None or hypothesis.ids is None:
-        return Prompted(observed.ids, observed.first)
+        return ProbePrompt(observed.ids, observed.first)
     if hypothesis.probe:
         before = hypothesis.ids(observed.ids[: observed.first])
-        return Prompted([*before, *observed.ids[observed.first :]], len(before))
+        return ProbePrompt([*before, *observed.ids[observed.first :]], len(before))
     ids = hypothesis.ids(observed.ids)
     first = observed.first + len(ids) - len(observed.ids)
     unseen = max(1 - first, 0)
-    return Prompted(ids, first + unseen, unseen)
+    return ProbePrompt(ids, first + unseen, unseen)
 
 
 @torch.inference_mode()
@@ -118,7 +118,7 @@ def score(model: Transformer, ids: Sequence[int], first: int) -> Tensor:
     """Log-probabilities of every token at each of the places `first`.., [R, V], in float32."""
     device = model.embedding.weight.device
     tokens_T = torch.tensor(ids[:-1], dtype=torch.long, device=device)
-    attend = Packed([len(tokens_T)], device)
+    attend = PackedDocuments([len(tokens_T)], device)
     hidden_TD = model(tokens_T, attend.positions_T(), attend)
     return model.logits(hidden_TD[first - 1 :]).float().log_softmax(-1).cpu()
 
@@ -166,7 +166,7 @@ def with_spec(
     model: Transformer, spec: ModelSpec, state: dict[str, Tensor] | None = None
 ) -> Transformer:
     """The same parameters, or those of `state`, in a model of another spec."""
-    build = Build("meta", model.build.dtype, model.build.shards, model.build.fused)
+    build = ModelBuild("meta", model.build.dtype, model.build.shards, model.build.fused)
     made = Transformer(spec, build)
     made.load_state_dict(model.state_dict() if state is None else state, assign=True)
     return made.eval()
@@ -193,11 +193,11 @@ def with_rounded_inputs(model: Transformer) -> Transformer:
     made = with_spec(model, model.spec)
     for part in linears(made):
         if part is not made.embedding:
-            part.take(RoundedInputs(part))
+            part.take(Rounded8BitInputs(part))
     return made
 
 
-class RoundedInputs:
+class Rounded8BitInputs:
     """A form that multiplies as the parameters do, with what enters it rounded."""
 
     nbytes = 0

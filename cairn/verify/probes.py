@@ -49,7 +49,7 @@ LONG_TAIL = 96  # tokens behind the window
 LONGEST = 4096 + LONG_TAIL  # tokens of the long text: a wider window is not tried
 
 
-class Probe(NamedTuple):
+class VerifyProbe(NamedTuple):
     """Tokens to score from `first` on; then `answer` tokens are generated greedily and scored, too."""
 
     name: str

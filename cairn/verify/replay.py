@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.linear.maps import linears
-from cairn.models.linear.transposed import Transposed
+from cairn.models.linear.transposed import TransposedForm
 from cairn.models.runnable import OpenModel
 from cairn.models.transformer import Transformer
 from cairn.serve.capture import Captured, CapturedAnswer, digest_of
@@ -200,7 +200,7 @@ def _compared(
 def _errors(model: Transformer, ids: Sequence[int], taps: Taps, place: int) -> list[float]:
     """Relative, behind each layer: the largest over all places up to this one."""
     device = model.embedding.weight.device
-    attend = Packed([len(ids)], device)
+    attend = PackedDocuments([len(ids)], device)
     tokens_T = torch.tensor(ids, dtype=torch.long, device=device)
     _, hidden = model.tapped(tokens_T, attend.positions_T(), attend, taps.layers)
     places = [at for at in sorted(taps.by_place) if at <= place]
@@ -215,4 +215,4 @@ def _errors(model: Transformer, ids: Sequence[int], taps: Taps, place: int) -> l
 
 def _is_packed(model: Transformer) -> bool:
     """Return whether the matrices are packed in fewer bits than their dtype."""
-    return any(not isinstance(part.form, Transposed | None) for part in linears(model))
+    return any(not isinstance(part.form, TransposedForm | None) for part in linears(model))

@@ -18,15 +18,15 @@ from cairn.bench.load_answer import error_text
 from cairn.core.errors import CairnError, system_words
 from cairn.core.server_address import place
 from cairn.models.tokenizer import Tokenizer
-from cairn.verify.evidence import Evidence, Observation, Row
-from cairn.verify.probes import CHAT, CHAT_PROBE, LONG_ANSWER, TOP, Probe
+from cairn.verify.evidence import ModelEvidence, Observation, Row
+from cairn.verify.probes import CHAT, CHAT_PROBE, LONG_ANSWER, TOP, VerifyProbe
 
 TIMEOUT_S = 300.0
 Spelled = dict[bytes, float]  # log-probabilities by the bytes of a token
 LEAST = -1000.0  # what stands for minus infinity where JSON has none
 
 
-class Refused(CairnError):
+class ServerRefused(CairnError):
     """The server does not offer this."""
 
 
@@ -36,7 +36,7 @@ class OtherTokenizer(CairnError):
     exit_status = 1  # as a verdict "differs"
 
 
-class Server:
+class ServerClient:
     """Client of a server that sends one request at a time."""
 
     def __init__(self, url: str, model: str = "", key: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Server:
             hint = "set CAIRN_API_KEY or OPENAI_API_KEY to a key that this server knows"
             raise CairnError(f"{self.url} answered {status}: {error_text(said)}", hint=hint)
         if status != 200:
-            raise Refused(f"{self.url}{path} answered {status}: {error_text(said)}")
+            raise ServerRefused(f"{self.url}{path} answered {status}: {error_text(said)}")
         try:
             found = json.loads(said)
         except ValueError:
@@ -92,11 +92,11 @@ class Server:
 
 
 def from_server(
-    server: Server,
-    probes: Sequence[Probe],
+    server: ServerClient,
+    probes: Sequence[VerifyProbe],
     tokenizer: Tokenizer,
     watch: Callable[[str], None] = lambda said: None,
-) -> Evidence:
+) -> ModelEvidence:
     ids = TokenIds(tokenizer)
     observations, refusals = [], []
     for number, probe in enumerate(probes, 1):
@@ -104,13 +104,13 @@ def from_server(
         try:
             ask = _chat if probe.name == CHAT_PROBE else _text
             observations.append(ask(server, probe, ids))
-        except Refused as error:
+        except ServerRefused as error:
             refusals.append(error.message)
     if not any(any(one.rows) for one in observations):
         reason = refusals[0] if refusals else "its answers have no log-probabilities"
         hint = "log-probabilities have to be on: llama-cpp-python's server wants --logits_all true"
         raise CairnError(f"{server.url} cannot be verified: {reason}", hint=hint)
-    return Evidence(
+    return ModelEvidence(
         model=server.model, source=f"the server {server.url}", observations=observations
     )
 
@@ -151,7 +151,7 @@ class TokenIds:
         return {id: value for id, value in found if id is not None and value > LEAST}
 
 
-def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
+def _text(server: ServerClient, probe: VerifyProbe, ids: TokenIds) -> Observation:
     body = {
         "model": server.model,
         "prompt": probe.text,
@@ -161,8 +161,8 @@ def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
     }
     try:
         found = _completion(server.ask("POST", "/v1/completions", body | {"echo": True}))
-    except Refused:
-        found = Tokens([], [])
+    except ServerRefused:
+        found = ServerTokens([], [])
     if len(found.tokens) > max(probe.answer, 1):  # some servers take `echo` and do without
         return _echoed(probe, found, ids)
     if probe.answer:
@@ -170,14 +170,14 @@ def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
     return _continued(probe, _completion(server.ask("POST", "/v1/completions", body)), ids)
 
 
-class Tokens(NamedTuple):
+class ServerTokens(NamedTuple):
     """Tokens returned by a server: their spelling, and their log probabilities (None without a context)."""
 
     tokens: list[bytes]
     rows: list[Spelled | None]
 
 
-def _completion(answer: dict[str, Any]) -> Tokens:
+def _completion(answer: dict[str, Any]) -> ServerTokens:
     choice = (answer.get("choices") or [{}])[0]
     logprobs = choice.get("logprobs") or {}
     if "content" in logprobs:  # the chat's form, which some servers use everywhere
@@ -191,16 +191,16 @@ def _completion(answer: dict[str, Any]) -> Tokens:
         if row.get(token, value) != value:  # half of a character: another token has the same text
             row = None
         rows.append(None if value is None or row is None else {**row, token: value})
-    return Tokens(tokens, rows)
+    return ServerTokens(tokens, rows)
 
 
-def _content(content: Sequence[Mapping[str, Any]]) -> Tokens:
+def _content(content: Sequence[Mapping[str, Any]]) -> ServerTokens:
     tokens = [_spelling(one) for one in content]
     rows: list[Spelled | None] = []
     for token, one in zip(tokens, content, strict=True):
         row = {_spelling(top): top.get("logprob", LEAST) for top in one.get("top_logprobs") or []}
         rows.append({**row, token: one.get("logprob", LEAST)})
-    return Tokens(tokens, rows)
+    return ServerTokens(tokens, rows)
 
 
 def _spelling(one: Mapping[str, Any]) -> bytes:
@@ -209,7 +209,7 @@ def _spelling(one: Mapping[str, Any]) -> bytes:
     return bytes(raw) if raw else str(one.get("token", "")).encode()
 
 
-def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
+def _echoed(probe: VerifyProbe, found: ServerTokens, ids: TokenIds) -> Observation:
     """The tokens of the prompt are known: those of the answer behind it are read from their texts."""
     tokens, rows = found
     prompt = len(probe.ids)
@@ -224,7 +224,7 @@ def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
     return Observation(probe.name, every, probe.first, scored)
 
 
-def _check_tokens(probe: Probe, tokens: Sequence[bytes], hidden: int, ids: TokenIds) -> None:
+def _check_tokens(probe: VerifyProbe, tokens: Sequence[bytes], hidden: int, ids: TokenIds) -> None:
     """Single tokens may be spelled in ways that no id has; most of them are what the model reads."""
     told = [
         (found, id, at)
@@ -241,7 +241,7 @@ def _check_tokens(probe: Probe, tokens: Sequence[bytes], hidden: int, ids: Token
     )
 
 
-def _hidden(probe: Probe, tokens: Sequence[bytes], ids: TokenIds) -> int:
+def _hidden(probe: VerifyProbe, tokens: Sequence[bytes], ids: TokenIds) -> int:
     """Number of tokens that the server omits from its echo; begin-of-text has no text."""
     bos = ids.tokenizer.bos_id
     second = probe.ids[1] if len(probe.ids) > 1 else None
@@ -260,13 +260,13 @@ def _read_ids(tokens: Sequence[bytes], ids: TokenIds) -> list[int]:
     return read
 
 
-def _continued(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
+def _continued(probe: VerifyProbe, found: ServerTokens, ids: TokenIds) -> Observation:
     answer = _read_ids(found.tokens, ids)
     rows = [ids.row(row) for row in found.rows[: len(answer)]]
     return Observation(probe.name, [*probe.ids, *answer], len(probe.ids), rows)
 
 
-def _chat(server: Server, probe: Probe, ids: TokenIds) -> Observation:
+def _chat(server: ServerClient, probe: VerifyProbe, ids: TokenIds) -> Observation:
     body = {
         "model": server.model,
         "messages": CHAT,

@@ -19,8 +19,8 @@ from pictures import SIDE, draw, scenes
 from questions import KINDS, Asked, Questions
 from torch import Tensor, nn
 
-from cairn.models.attend import Rule
-from cairn.models.build import Build
+from cairn.models.attend import AttentionRule
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.hub import resolve
 from cairn.models.layer_loop import PlainResidual, PlainStep
@@ -75,7 +75,7 @@ class Asking:
         inside = torch.where(block_S < 0, at_S, picture + (at_S - picture) % block)
         self.positions_T = inside.repeat(sequences)
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         q, k, v = (
             x.unflatten(0, (self.sequences, -1)).transpose(1, 2) for x in (q_THC, k_TKC, v_TKC)
         )
@@ -218,7 +218,7 @@ def started(base: Checkpoint, name: str | None, device: torch.device) -> tuple[T
         tower = before.load_tower(str(device), torch.float32)
         assert tower is not None, f"{name} sees no pictures"
         return before.load(str(device), torch.float32, fused=False), tower
-    tower = Tower(vision_spec(base.spec), Build("meta", torch.float32))
+    tower = Tower(vision_spec(base.spec), ModelBuild("meta", torch.float32))
     fill_random(tower, tower.slots(), device, seed=0)
     return base.load(str(device), torch.float32, fused=False), tower
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.experts import ExpertLayer
 from cairn.models.transformer import Transformer
@@ -26,7 +26,7 @@ def loads(model: Transformer, texts: list[list[int]]) -> list[list[int]]:
             counts[number] = torch.zeros(layer.feed_forward.experts.count, dtype=torch.long)
             layer.feed_forward.router.register_forward_hook(partial(_count, counts[number]))
     for text in texts:
-        attend = Packed([len(text)])
+        attend = PackedDocuments([len(text)])
         model(torch.tensor(text), attend.positions_T(), attend)
     return [found.tolist() for found in counts.values()]
 

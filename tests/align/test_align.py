@@ -35,7 +35,7 @@ from cairn.align.tasks import Problem
 from cairn.align.value_head import with_credit
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError, DataError
-from cairn.models.attend import Packed, Rule
+from cairn.models.attend import AttentionRule, PackedDocuments
 from cairn.models.spec import Rope
 from cairn.train.config import Adapter, Data, Model, Objective, Optim
 from cairn.train.data.batch import IGNORED
@@ -245,7 +245,7 @@ def test_documents_behind_a_prefix_attend_as_if_they_had_it(window):
             getattr(batch, name)[mask] for batch, mask in zip((plain, shared), learnt, strict=True)
         ]
         assert torch.equal(*pair), name
-    vocab, rule = 128, Rule(layer=0, scale=0.3, window=window)
+    vocab, rule = 128, AttentionRule(layer=0, scale=0.3, window=window)
     outcomes = []
     for batch, mask in zip((plain, shared), learnt, strict=True):
         torch.manual_seed(0)
@@ -292,7 +292,7 @@ def last_logits(state, prompt):
     stage = state.parallel.stages[0]
     model = engine_view(stage)
     tokens_T = torch.tensor(prompt)
-    hidden_TD = model(tokens_T, torch.arange(len(prompt)), Packed([len(prompt)], "cpu"))
+    hidden_TD = model(tokens_T, torch.arange(len(prompt)), PackedDocuments([len(prompt)], "cpu"))
     return model.logits(hidden_TD[-1:])[0]
 
 

@@ -14,7 +14,7 @@ from cairn.align.rollout import batches_of, documents_of, roll_out
 from cairn.align.run import prepare
 from cairn.kernels.norm.rmsnorm import FEW_ROWS
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.runnable import OpenModel, Runnable, open_model
@@ -89,7 +89,7 @@ def close_to(model, tokens, logp):
     with torch.inference_mode():
         tokens_T = torch.tensor([*PROMPT, *tokens], device="cuda")
         positions_T = torch.arange(len(tokens_T), device="cuda")
-        hidden_TD = model(tokens_T, positions_T, Packed([len(tokens_T)], "cuda"))
+        hidden_TD = model(tokens_T, positions_T, PackedDocuments([len(tokens_T)], "cuda"))
         all_TV = model.logits(hidden_TD)[len(PROMPT) - 1 : -1].log_softmax(-1)
         exact_T = all_TV.gather(1, tokens_T[len(PROMPT) :, None])[:, 0]
     assert (exact_T - torch.tensor(logp, device="cuda")).abs().max() < 0.02

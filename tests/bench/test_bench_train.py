@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cairn.bench import train as bench
-from cairn.bench.train import Report, Row, Setup
+from cairn.bench.train import TrainReport, TrainRow, TrainSetup
 from cairn.cli.main import main
 from cairn.core.errors import ConfigError
 
@@ -52,20 +52,21 @@ def test_rows_have_what_the_table_needs(tmp_path, capsys):
 
 
 def test_measuring_again_replaces_a_row():
-    origin = bench.record.Origin(command="c", commit="x", date="d", device="v", versions={})
+    origin = bench.record.RecordOrigin(command="c", commit="x", date="d", device="v", versions={})
     one, two = (
-        Row(model="a", dtype="bf16", seq=1, batch=1, microbatch=1, step_ms=ms) for ms in (1.0, 2.0)
+        TrainRow(model="a", dtype="bf16", seq=1, batch=1, microbatch=1, step_ms=ms)
+        for ms in (1.0, 2.0)
     )
-    other = Row(model="b", dtype="bf16", seq=1, batch=1, microbatch=1)
+    other = TrainRow(model="b", dtype="bf16", seq=1, batch=1, microbatch=1)
     old = bench.report(origin, [one, other])
-    assert isinstance(old, Report)
+    assert isinstance(old, TrainReport)
     new = bench.report(origin, [two], old)
     assert [(row.model, row.step_ms) for row in new.rows] == [("b", None), ("a", 2.0)]
 
 
 def test_what_cannot_be_measured_is_refused(capsys):
     with pytest.raises(ConfigError, match="batch 8 % microbatch 3"):
-        bench.check(Setup(model="tiny-qwen3", microbatch=3))
+        bench.check(TrainSetup(model="tiny-qwen3", microbatch=3))
     assert main([*ARGS, "--merge"]) == 2
     assert main(["bench", "train", "--model", "qwen9"]) == 2
     assert "qwen9" in capsys.readouterr().err
@@ -95,7 +96,7 @@ def test_without_a_model_the_rows_of_the_record_are_measured(tmp_path, monkeypat
     def measured(setup, ran):
         rest = {name: getattr(setup, name) for name in names}
         rest["microbatch"] = setup.microbatch or setup.batch
-        return Row(**rest, tokens_per_s=1.0, step_ms=1.0, loss=1.0)
+        return TrainRow(**rest, tokens_per_s=1.0, step_ms=1.0, loss=1.0)
 
     monkeypatch.setattr(bench, "measure", measured)
     monkeypatch.setattr("cairn.models.checkpoint.check_device", lambda device: None)

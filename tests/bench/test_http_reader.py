@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.bench.http_reader import Events, ProtocolError, Response
+from cairn.bench.http_reader import EventReader, HttpResponse, ProtocolError
 
 bodies = st.lists(st.binary(max_size=40), max_size=6)
 
@@ -17,7 +17,7 @@ def cut(data, places):
 
 
 def read(pieces):
-    response = Response()
+    response = HttpResponse()
     body = b"".join(part for piece in pieces for part in response.feed(piece))
     return response, body
 
@@ -101,10 +101,10 @@ def test_events_cut_anywhere(values, cuts, end, comments):
         wire += f": still here{end}{end}" if comments else ""
         wire += f"event: x{end}" if comments else ""
         wire += f"data: {value}{end}{end}"
-    events = Events()
+    events = EventReader()
     found = [event for piece in cut(wire.encode(), cuts) for event in events.feed(piece)]
     assert found == [value.encode() for value in values]
 
 
 def test_data_over_several_lines_is_one_value():
-    assert Events().feed(b"data: {\ndata:}\n\n") == [b"{\n}"]
+    assert EventReader().feed(b"data: {\ndata:}\n\n") == [b"{\n}"]

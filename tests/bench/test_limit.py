@@ -12,13 +12,13 @@ from cairn.bench.limit import (
     step_cost,
     weights_read,
 )
-from cairn.bench.workload import Prompted, requests, totals
+from cairn.bench.workload import WorkloadRequest, requests, totals
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.cache import cache_bytes
 from cairn.models.presets import preset
 
 H200 = Ceiling(device="H200", bytes_per_s=4.3e12, flops_per_s={"bf16": 7.9e14})
-CHOSEN = [Prompted([1] * 5, 4), Prompted([1] * 9, 1), Prompted([1] * 17, 7)]
+CHOSEN = [WorkloadRequest([1] * 5, 4), WorkloadRequest([1] * 9, 1), WorkloadRequest([1] * 17, 7)]
 
 
 SHAPES = ["tiny-qwen3", "tiny-gemma3", "tiny-gpt2", "tiny-qwen3-next", "tiny-deepseek"]
@@ -52,8 +52,8 @@ def test_prefill_computes_every_prompt_and_the_logits_of_its_last_token():
 def test_what_is_shared_is_computed_and_read_once():
     spec = preset("tiny-qwen3")
     head, tails = [1] * 32, [[2] * 8, [3] * 8, [4] * 8]
-    shared = [Prompted(head + tail, 3, 32) for tail in tails]
-    apart = [Prompted(head + tail, 3) for tail in tails]
+    shared = [WorkloadRequest(head + tail, 3, 32) for tail in tails]
+    apart = [WorkloadRequest(head + tail, 3) for tail in tails]
     # What the two others save: the head's products and its own attention.
     saved = 2 * spec.forward_flops(32, logits=0)
     assert (

@@ -7,10 +7,10 @@ import random
 import pytest
 from mock_openai import MockServer, Reply
 
-from cairn.bench.load_answer import Answer, Record, error_text, since
+from cairn.bench.load_answer import LoadAnswer, RequestRecord, error_text, since
 from cairn.bench.load_client import LoadClient, Target
 from cairn.bench.load_drive import closed_loop, open_loop
-from cairn.bench.load_prompts import Ask
+from cairn.bench.load_prompts import LoadRequest
 
 
 def ask(replies, count=1, concurrency=1, tokens=5, **target):
@@ -19,7 +19,7 @@ def ask(replies, count=1, concurrency=1, tokens=5, **target):
     async def go():
         async with MockServer(replies) as server:
             async with LoadClient(Target(url=server.url, model="mock", **target)) as client:
-                asks = itertools.repeat(Ask([1, 2, 3], tokens))
+                asks = itertools.repeat(LoadRequest([1, 2, 3], tokens))
                 records = await closed_loop(client, asks, concurrency, count=count)
             return records, server
 
@@ -110,7 +110,7 @@ def test_nobody_there():
         async with MockServer() as server:
             url = server.url
         async with LoadClient(Target(url=url)) as client:
-            return await client.send(client.prepare(Ask([1], 1)), 0.0)
+            return await client.send(client.prepare(LoadRequest([1], 1)), 0.0)
 
     assert asyncio.run(go()).error == "refused"
 
@@ -140,7 +140,7 @@ def test_hundreds_at_once_all_come_back():
         async with MockServer(replies) as server:
             async with LoadClient(Target(url=server.url)) as client:
                 records = await open_loop(
-                    client, itertools.repeat(Ask([1], 5)), [i / 3000 for i in range(300)]
+                    client, itertools.repeat(LoadRequest([1], 5)), [i / 3000 for i in range(300)]
                 )
             return records, replies, server
 
@@ -153,18 +153,18 @@ def test_hundreds_at_once_all_come_back():
 
 
 def test_half_a_character_is_a_token_too():
-    answer = Answer()
+    answer = LoadAnswer()
     answer.take(b'{"choices": [{"text": ""}]}', 1.0)  # bytes of a character that is not whole
     answer.take(b'{"choices": [{"text": "x"}]}', 2.0)
     answer.take(b'{"choices": [{"text": "", "finish_reason": "stop"}]}', 3.0)
     assert answer.record(0.0, 0.0, 3.0, 9).chunk_s == [1.0, 2.0]
-    answer = Answer()
+    answer = LoadAnswer()
     answer.take(b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}', 1.0)
     answer.take(b'{"choices": [{"delta": {"reasoning_content": "hm"}}]}', 2.0)
     answer.take(b'{"choices": [{"delta": {"tool_calls": [{}]}}]}', 3.0)
     answer.take(b'{"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}', 4.0)
     assert answer.record(0.0, 0.0, 4.0, 9).chunk_s == [2.0, 3.0]
-    answer = Answer()
+    answer = LoadAnswer()
     answer.take(b'{"choices": [{"delta": {}, "finish_reason": "length"}]}', 4.0)
     answer.take(b'{"choices": [], "usage": {"completion_tokens": 1, "prompt_tokens": 2}}', 4.0)
     record = answer.record(0.0, 0.0, 5.0, 1)
@@ -177,7 +177,7 @@ def test_half_a_character_is_a_token_too():
 
 
 def test_moved_in_time_a_record_lasts_as_long():
-    record = Record(
+    record = RequestRecord(
         due_s=10, sent_s=11, end_s=20, first_s=12, last_s=19, chunk_s=[12, 19], output_tokens=2
     )
     moved = since(record, 10)

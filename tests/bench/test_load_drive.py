@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_time import run_simulated
 
-from cairn.bench.load_answer import Record
+from cairn.bench.load_answer import RequestRecord
 from cairn.bench.load_drive import closed_loop, open_loop
-from cairn.bench.load_prompts import Ask
+from cairn.bench.load_prompts import LoadRequest
 from cairn.bench.load_stats import in_flight
 
 
@@ -29,11 +29,11 @@ class Formula:
         clock = asyncio.get_running_loop().time
         sent_s = clock()
         await asyncio.sleep(next(self.service_s))
-        return Record(due_s=due_s, sent_s=sent_s, end_s=clock())
+        return RequestRecord(due_s=due_s, sent_s=sent_s, end_s=clock())
 
 
 def asks(count=None):
-    endless = (Ask([number], 1) for number in itertools.count())
+    endless = (LoadRequest([number], 1) for number in itertools.count())
     return itertools.islice(endless, count)
 
 
@@ -54,7 +54,7 @@ def test_an_open_loop_does_not_wait_for_the_server(arrivals, service_s):
 def test_with_a_limit_what_waits_has_been_due_all_the_while(arrivals, service_s, limit):
     records = run_simulated(open_loop(Formula(service_s), asks(), arrivals, limit))
     assert sorted(record.due_s for record in records) == pytest.approx(arrivals)
-    busy = [Record(due_s=r.sent_s, sent_s=r.sent_s, end_s=r.end_s) for r in records]
+    busy = [RequestRecord(due_s=r.sent_s, sent_s=r.sent_s, end_s=r.end_s) for r in records]
     assert max(level for _, level in in_flight(busy)) <= limit
 
 

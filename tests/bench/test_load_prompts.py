@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_data import shared
 
-from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced, read_trace
+from cairn.bench.arrival_traces import BLOCK_TOKENS, TracedRequest, read_trace
 from cairn.bench.load_mix import SCHEMA, fields
 from cairn.bench.load_prompts import (
     AGENTS,
@@ -61,9 +61,9 @@ def test_conversations_have_the_average_lengths_that_they_promise():
 @pytest.mark.parametrize("form", ["tokens", "text"])
 def test_equal_blocks_are_equal_prompts_up_to_where_they_part(form):
     trace = [
-        Traced(0, 2 * BLOCK_TOKENS, 5, (7, 8)),
-        Traced(1, 2 * BLOCK_TOKENS - 10, 5, (7, 9)),
-        Traced(2, 100, 5, (7,)),
+        TracedRequest(0, 2 * BLOCK_TOKENS, 5, (7, 8)),
+        TracedRequest(1, 2 * BLOCK_TOKENS - 10, 5, (7, 9)),
+        TracedRequest(2, 100, 5, (7,)),
     ]
     parts = [
         ask.prompt if form == "tokens" else ask.prompt.split()
@@ -94,7 +94,7 @@ def test_the_real_trace_shares_as_much_as_it_says():
 
 
 def test_a_trace_can_be_cut_short():
-    (shape,) = traced_shapes([Traced(0, 5000, 900)], 100, 10)
+    (shape,) = traced_shapes([TracedRequest(0, 5000, 900)], 100, 10)
     assert (shape.input_tokens, shape.output_tokens) == (100, 10)
 
 

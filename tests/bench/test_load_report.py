@@ -9,20 +9,20 @@ import msgspec
 import pytest
 from browser import chromium
 
-from cairn.bench.load_answer import Record
+from cairn.bench.load_answer import RequestRecord
 from cairn.bench.load_client import Target
 from cairn.bench.load_report import render
 from cairn.bench.load_row import read, report, summarize
-from cairn.bench.load_setup import Load, Setup, describe, due_times, prompts
-from cairn.bench.load_stats import Slo
-from cairn.bench.record import Origin, write
+from cairn.bench.load_setup import LoadLevel, LoadSetup, describe, due_times, prompts
+from cairn.bench.load_stats import LatencySlo
+from cairn.bench.record import RecordOrigin, write
 from cairn.core.errors import DataError
 
-ORIGIN = Origin(
+ORIGIN = RecordOrigin(
     command="cairn bench serve", commit="abc", date="2026-01-01", device="d", versions={}
 )
-SLO = Slo(ttft_s=0.3, tpot_s=0.05)
-SETUP = Setup(target=Target(url="http://x", model="m<b>"), slo=SLO, count=5, label="ours")
+SLO = LatencySlo(ttft_s=0.3, tpot_s=0.05)
+SETUP = LoadSetup(target=Target(url="http://x", model="m<b>"), slo=SLO, count=5, label="ours")
 
 
 def records(count, seed=0, failing=0.0):
@@ -34,7 +34,7 @@ def records(count, seed=0, failing=0.0):
         chunks = [first + step * 0.02 for step in range(10)]
         failed = generator.random() < failing
         made.append(
-            Record(
+            RequestRecord(
                 due_s=due, sent_s=due + 0.001, end_s=chunks[-1] + 0.001,
                 first_s=None if failed else first, last_s=None if failed else chunks[-1],
                 chunk_s=[] if failed else chunks, output_tokens=0 if failed else 10, asked_tokens=10,
@@ -46,7 +46,7 @@ def records(count, seed=0, failing=0.0):
     return made
 
 
-FIVE = Load(rate=5.0)
+FIVE = LoadLevel(rate=5.0)
 
 
 def row(load=FIVE, count=40, setup=SETUP, **options):
@@ -102,12 +102,12 @@ def test_the_figures_of_a_row_add_up():
 @pytest.mark.parametrize(
     ("slo", "failing", "holds"),
     [
-        (Slo(), 0.0, None),
-        (Slo(ttft_s=0.5, tpot_s=0.05), 0.0, True),
-        (Slo(ttft_s=0.5, tpot_s=0.05), 0.5, False),
-        (Slo(ttft_s=0.2), 0.0, False),
-        (Slo(tpot_s=0.01), 0.0, False),
-        (Slo(e2e_s=0.1), 0.0, False),
+        (LatencySlo(), 0.0, None),
+        (LatencySlo(ttft_s=0.5, tpot_s=0.05), 0.0, True),
+        (LatencySlo(ttft_s=0.5, tpot_s=0.05), 0.5, False),
+        (LatencySlo(ttft_s=0.2), 0.0, False),
+        (LatencySlo(tpot_s=0.01), 0.0, False),
+        (LatencySlo(e2e_s=0.1), 0.0, False),
     ],
 )
 def test_a_promise_is_held_or_broken(slo, failing, holds):
@@ -129,14 +129,14 @@ def test_a_run_of_failures_is_a_row_too():
 
 def test_a_row_survives_its_file_and_merges_by_its_key(tmp_path):
     path = tmp_path / "serve.json"
-    write(report(ORIGIN, [row(), row(Load(rate=9.0))]), path)
+    write(report(ORIGIN, [row(), row(LoadLevel(rate=9.0))]), path)
     old = read(path)
     assert [(one.commit, one.load) for one in old.rows] == [
         ("abc", "5/s poisson"),
         ("abc", "9/s poisson"),
     ]
     newer = msgspec.structs.replace(ORIGIN, commit="def", command="cairn bench serve --again")
-    both = report(newer, [row(Load(rate=5.0))], old)
+    both = report(newer, [row(LoadLevel(rate=5.0))], old)
     assert [(one.commit, one.load) for one in both.rows] == [
         ("abc", "9/s poisson"),
         ("def", "5/s poisson"),
@@ -147,8 +147,15 @@ def test_a_row_survives_its_file_and_merges_by_its_key(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("loads", [[Load(rate=5.0)], [Load(rate=2.0), Load(rate=5.0), Load(rate=math.inf)],
-                                   [Load(concurrency=2), Load(concurrency=8)], [Load(rate=5.0)] * 2])  # fmt: skip
+@pytest.mark.parametrize(
+    "loads",
+    [
+        [LoadLevel(rate=5.0)],
+        [LoadLevel(rate=2.0), LoadLevel(rate=5.0), LoadLevel(rate=math.inf)],
+        [LoadLevel(concurrency=2), LoadLevel(concurrency=8)],
+        [LoadLevel(rate=5.0)] * 2,
+    ],
+)
 def test_the_page_is_whole_with_one_point_as_with_many(loads):
     rows = [row(load, seed=place, count=30) for place, load in enumerate(loads)]
     page = render(report(ORIGIN, rows), {place: records(30, place) for place in range(len(rows))})
@@ -164,12 +171,12 @@ def test_the_page_is_whole_with_one_point_as_with_many(loads):
 
 def test_the_page_of_a_long_run_stays_small():
     many = records(5000)
-    page = render(report(ORIGIN, [summarize(SETUP, Load(rate=5.0), many, 0.1)]), {0: many})
+    page = render(report(ORIGIN, [summarize(SETUP, LoadLevel(rate=5.0), many, 0.1)]), {0: many})
     assert len(page) < 300_000
 
 
 def test_a_page_without_records_has_the_table_and_the_curves():
-    seen = parsed(render(report(ORIGIN, [row(), row(Load(rate=9.0))]), {}))
+    seen = parsed(render(report(ORIGIN, [row(), row(LoadLevel(rate=9.0))]), {}))
     assert seen.seen.count("svg") == 5
 
 
@@ -186,19 +193,19 @@ def test_a_browser_draws_it(tmp_path):
 
 
 def test_loads_in_words():
-    assert describe(Load(rate=2.5), SETUP) == "2.5/s poisson"
-    assert describe(Load(concurrency=8), SETUP) == "8 at a time"
+    assert describe(LoadLevel(rate=2.5), SETUP) == "2.5/s poisson"
+    assert describe(LoadLevel(concurrency=8), SETUP) == "8 at a time"
     bursty = msgspec.structs.replace(SETUP, arrivals="gamma", burstiness=0.25, limit=4)
-    assert describe(Load(rate=3), bursty) == "3/s gamma 0.25, 4 at most"
-    assert describe(Load(rate=math.inf), bursty) == "all at once, 4 at most"
+    assert describe(LoadLevel(rate=3), bursty) == "3/s gamma 0.25, 4 at most"
+    assert describe(LoadLevel(rate=math.inf), bursty) == "all at once, 4 at most"
     traced = msgspec.structs.replace(SETUP, dataset="trace")
-    assert describe(Load(), traced) == "as traced"
-    assert describe(Load(rate=3), traced) == "3/s as traced"
+    assert describe(LoadLevel(), traced) == "as traced"
+    assert describe(LoadLevel(rate=3), traced) == "3/s as traced"
 
 
 def test_points_of_a_sweep_share_their_times_but_not_their_prompts():
-    assert due_times(SETUP, Load(rate=4.0)) == due_times(SETUP, Load(rate=4.0))
-    assert len(due_times(SETUP, Load(rate=4.0))) == 5
-    assert due_times(SETUP, Load(concurrency=4)) is None
+    assert due_times(SETUP, LoadLevel(rate=4.0)) == due_times(SETUP, LoadLevel(rate=4.0))
+    assert len(due_times(SETUP, LoadLevel(rate=4.0))) == 5
+    assert due_times(SETUP, LoadLevel(concurrency=4)) is None
     assert next(prompts(SETUP, 0)) == next(prompts(SETUP, 0))
     assert next(prompts(SETUP, 0)) != next(prompts(SETUP, 1))

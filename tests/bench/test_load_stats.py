@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.bench import load_stats
-from cairn.bench.load_answer import Record
-from cairn.bench.load_stats import Slo, Window
+from cairn.bench.load_answer import RequestRecord
+from cairn.bench.load_stats import LatencySlo, TimeWindow
 
 numbers = st.floats(-1e6, 1e6)
 some = st.lists(numbers, min_size=1, max_size=60)
@@ -19,7 +19,7 @@ some = st.lists(numbers, min_size=1, max_size=60)
 
 def record(due=0.0, end=1.0, chunks=(), tokens=None, error=None):
     chunks = list(chunks)
-    return Record(
+    return RequestRecord(
         due_s=due,
         sent_s=due,
         end_s=end,
@@ -155,7 +155,7 @@ def test_in_flight_is_what_one_counts_at_each_moment(records):
 
 @given(record_lists(), st.floats(0.01, 3), st.floats(0.01, 1))
 def test_goodput_by_hand(records, ttft_s, tpot_s):
-    slo = Slo(ttft_s=ttft_s, tpot_s=tpot_s)
+    slo = LatencySlo(ttft_s=ttft_s, tpot_s=tpot_s)
     by_hand = 0
     for one in records:
         if one.error is None:
@@ -165,7 +165,7 @@ def test_goodput_by_hand(records, ttft_s, tpot_s):
             by_hand += first and rest
     assert sum(load_stats.is_good(one, slo) for one in records) == by_hand
     answered = sum(one.error is None for one in records)
-    assert sum(load_stats.is_good(one, Slo()) for one in records) == answered
+    assert sum(load_stats.is_good(one, LatencySlo()) for one in records) == answered
 
 
 @given(record_lists())
@@ -186,7 +186,7 @@ def test_the_steady_window_lies_in_the_whole(records):
 
 def test_an_even_rate_is_known_for_sure():
     moments = np.arange(0.05, 10, 0.1)
-    rate, interval = load_stats.rate_within(moments, np.full(100, 2.0), Window(0, 10))
+    rate, interval = load_stats.rate_within(moments, np.full(100, 2.0), TimeWindow(0, 10))
     assert rate == pytest.approx(20)
     assert interval == pytest.approx((20, 20))
-    assert load_stats.rate_within(moments, moments, Window(3, 3)) == (0.0, None)
+    assert load_stats.rate_within(moments, moments, TimeWindow(3, 3)) == (0.0, None)

@@ -11,7 +11,7 @@ import torch
 
 from cairn.bench import context, engine_run, profile_serve, record, throughput
 from cairn.bench.engine_run import serve
-from cairn.bench.profiled_kernels import Window
+from cairn.bench.profiled_kernels import ProfileWindow
 from cairn.bench.workload import requests, totals
 from cairn.cli.bench import bench as verb
 from cairn.cli.profile import profile as profile_verb
@@ -117,7 +117,7 @@ def test_json_is_one_document_with_what_is_promised(capsys):
 
 def test_a_run_begins_with_an_empty_prefix_cache(monkeypatch):
     """What the same requests left behind a moment ago must not make the next run faster."""
-    setup = throughput.Setup(shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32",
+    setup = throughput.ThroughputSetup(shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32",
                              scale=0.02, repeats=2)  # fmt: skip
     bench = throughput.prepare(setup)
     asked, hits = [], []
@@ -142,7 +142,7 @@ def test_a_run_begins_with_an_empty_prefix_cache(monkeypatch):
 
 
 def test_turns_follow_each_other_and_find_what_was_said_in_the_cache():
-    setup = throughput.Setup(shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32",
+    setup = throughput.ThroughputSetup(shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32",
                              scale=0.3, repeats=1, cold=True, workloads=["turns"])  # fmt: skip
     bench = throughput.prepare(setup)
     chosen, _ = throughput.choose_requests("turns", 0.02, bench.spec)
@@ -287,11 +287,11 @@ def test_mistakes_in_a_profile(args, words):
 
 
 def test_the_floor_of_a_step_is_that_of_its_chunks():
-    setup = throughput.Setup(
+    setup = throughput.ThroughputSetup(
         shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32"
     )
     bench = throughput.prepare(setup)
-    scheduler = profile_serve.Watched(bench.engine.scheduler)
+    scheduler = profile_serve.WatchedStep(bench.engine.scheduler)
     bench.engine.scheduler = scheduler
     throughput.serve(bench.engine, throughput.choose_requests("latency", 0.02, bench.spec)[0])
     spec = bench.spec
@@ -321,4 +321,4 @@ def test_the_help_needs_no_torch():
 def test_what_ran_at_the_same_time_keeps_the_device_busy_once():
     """Two streams, a kernel inside another, and a gap; in any order."""
     ran = [("a", 100, 50, 1), ("b", 120, 80, 2), ("c", 130, 10, 1), ("d", 300, 25, 1)]
-    assert Window(1, [], ran).busy_s() == Window(1, [], ran[::-1]).busy_s() == 125e-9
+    assert ProfileWindow(1, [], ran).busy_s() == ProfileWindow(1, [], ran[::-1]).busy_s() == 125e-9

@@ -10,7 +10,7 @@ from cairn.bench.everyday import EVERYDAY
 from cairn.bench.workload import (
     COMPARED,
     WORKLOADS,
-    Prompted,
+    WorkloadRequest,
     choose,
     in_small,
     requests,
@@ -36,7 +36,7 @@ TOTALS = {
 
 
 @functools.cache
-def full_size(name: str) -> list[Prompted]:
+def full_size(name: str) -> list[WorkloadRequest]:
     return requests(name)
 
 

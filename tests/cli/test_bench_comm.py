@@ -7,7 +7,7 @@ import pytest
 from cairn.bench import transfer
 from cairn.cli.main import main
 from cairn.comm.transfer import nixl
-from cairn.comm.transfer.kv import Contents
+from cairn.comm.transfer.kv import KVContents
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def small(monkeypatch):
     monkeypatch.setattr(transfer, "RUN_BYTES", (256, 65536))
     monkeypatch.setattr(transfer, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(transfer, "TOKENS", 128)
-    monkeypatch.setattr(transfer, "MODEL", Contents(model="m", layers=2, kv_heads=2, width=8))
+    monkeypatch.setattr(transfer, "MODEL", KVContents(model="m", layers=2, kv_heads=2, width=8))
 
 
 def test_a_small_run(small, capsys, tmp_path, monkeypatch):

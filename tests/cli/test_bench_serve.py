@@ -10,7 +10,7 @@ import pytest
 from mock_openai import Reply, running
 
 from cairn.bench.load_row import read
-from cairn.bench.serve_bench import Progress, find_vocabulary
+from cairn.bench.serve_bench import LoadProgress, find_vocabulary
 from cairn.cli.bench.load_options import BenchServe, read_setup
 from cairn.cli.bench.load_progress import line
 from cairn.cli.main import main
@@ -210,13 +210,13 @@ def test_it_runs_without_torch():
 
 
 def test_progress_in_words():
-    half = Progress("8/s poisson", 50, 7, 100, 30.0, None)
+    half = LoadProgress("8/s poisson", 50, 7, 100, 30.0, None)
     assert line(half) == f"8/s poisson  {'━' * 12}{'╌' * 12}  50/100  7 in flight  0:30 left"
-    begun = Progress("8/s poisson", 0, 7, 100, 1.0, None)
+    begun = LoadProgress("8/s poisson", 0, 7, 100, 1.0, None)
     assert line(begun).endswith("0/100  7 in flight")
-    timed = Progress("4 at a time", 5, 4, None, 15.0, 60.0)
+    timed = LoadProgress("4 at a time", 5, 4, None, 15.0, 60.0)
     assert line(timed).endswith("5  4 in flight  0:45 left")
-    assert Progress("", 90, 0, 100, 10.0, 100.0).share == 0.9
+    assert LoadProgress("", 90, 0, 100, 10.0, 100.0).share == 0.9
 
 
 def percentile(values, share):

@@ -10,7 +10,7 @@ from cairn.cli import doctor
 from cairn.core.errors import UsageError
 from cairn.hw import diagnose as diagnosis
 from cairn.hw import evidence as evidence_module
-from cairn.hw.evidence import Evidence
+from cairn.hw.evidence import HardwareEvidence
 from cairn.hw.findings import fail, ok, warn
 from cairn.hw.machine import Machine, Versions
 
@@ -21,7 +21,7 @@ def findings(monkeypatch):
 
     def give(**checks):
         machine = Machine(versions=Versions(python="3.11.0"))
-        evidence = Evidence(machine=machine, own_pid=1, is_root=False)
+        evidence = HardwareEvidence(machine=machine, own_pid=1, is_root=False)
         monkeypatch.setattr(evidence_module, "collect", lambda: evidence)
         table = {name: lambda _, finding=finding: finding for name, finding in checks.items()}
         monkeypatch.setattr(diagnosis, "CHECKS", table)

@@ -15,7 +15,7 @@ import transformers
 
 from cairn.cli.main import main
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 
 PROMPT = "Once upon a time"
 CONTEXT = 96
@@ -66,7 +66,7 @@ def expected(folder: Path, text: str, **sampling) -> tuple[list[int], str, str]:
     """What the library generates: tokens, text and finish."""
     checkpoint = open_checkpoint(folder)
     tokenizer = checkpoint.tokenizer()
-    settings = Sampling(**sampling)
+    settings = GenerateSampling(**sampling)
     generation = Generation(checkpoint.load(), tokenizer.encode(text), settings, checkpoint.eos_ids)
     tokens = list(generation)
     return tokens, tokenizer.decode(tokens), generation.finish

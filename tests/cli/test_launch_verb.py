@@ -272,7 +272,7 @@ def test_what_an_engine_refused_is_no_job_of_its(folder, capfd):
 
     for engine in ("slurm", "kubernetes"):
         record = records.create(read_job(Path(job_file(folder, "", engine))), engine)
-        refused = records.Status(state="failed", reason="not submitted: no")
+        refused = records.JobStatus(state="failed", reason="not submitted: no")
         records.write_status(record, refused)
         assert backend_of(record).status(record) == refused
         status, _, err = cairn(capfd, "jobs", "stop", engine)

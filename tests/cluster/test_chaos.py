@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from cairn.cli.main import main
 from cairn.cluster import chaos_faults
-from cairn.cluster.chaos import FaultOutcome, Report, complaints_of
+from cairn.cluster.chaos import ChaosReport, FaultOutcome, complaints_of
 from cairn.cluster.chaos_faults import NotPermitted, corrupt_newest, slow_down
-from cairn.cluster.chaos_network import Network
-from cairn.cluster.chaos_plan import Fault, Plan, read_plan, schedule, victim
+from cairn.cluster.chaos_network import ChaosNetwork
+from cairn.cluster.chaos_plan import ChaosPlan, Fault, read_plan, schedule, victim
 from cairn.core.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "chaos"
@@ -116,7 +116,7 @@ def test_a_slow_process_runs_its_share_however_late_the_signals_come(duty, late)
 @given(st.integers(0, 1000), st.integers(1, 20), st.integers(1, 30), st.integers(0, 30))
 def test_the_same_seed_breaks_the_same_things(seed, times, low, width):
     fault = Fault(kind="kill", between=(low, low + width), times=times)
-    plan = Plan(name="x", argv=["x"], faults=[fault], seed=seed)
+    plan = ChaosPlan(name="x", argv=["x"], faults=[fault], seed=seed)
     due = schedule(plan)
     assert due == schedule(plan)
     assert len(due) == times
@@ -139,13 +139,13 @@ def test_victims():
 
 
 def test_every_broken_promise_is_a_complaint():
-    plan = Plan(
+    plan = ChaosPlan(
         name="x", argv=["x"], faults=[], most_steps_lost=5, most_detect_s=2, most_recovery_s=15
     )
     fine = FaultOutcome(
         kind="kill", target="rank 1", step=7, found_s=0.1, recovered_s=2, steps_lost=2
     )
-    report = Report(
+    report = ChaosReport(
         plan="x",
         fine=True,
         complaints=[],
@@ -183,7 +183,7 @@ def test_nothing_to_corrupt_is_said(tmp_path):
 
 def test_a_network_that_cannot_be_built_is_a_reason_and_nothing_is_left(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with Network(True) as network:
+    with ChaosNetwork(True) as network:
         assert network.environment() == {}
         with pytest.raises(NotPermitted, match="not installed"):
             network.inject(Fault(kind="partition", target="node 1", at_step=1), ("node", 1))
@@ -191,7 +191,7 @@ def test_a_network_that_cannot_be_built_is_a_reason_and_nothing_is_left(monkeypa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_namespaces_are_taken_down_again():
-    with Network(True, nodes=2) as network:
+    with ChaosNetwork(True, nodes=2) as network:
         if network.obstacle:
             pytest.skip(network.obstacle)
         names = network.environment()["CAIRN_NODE_NAMESPACES"].split(",")

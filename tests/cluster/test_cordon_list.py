@@ -11,7 +11,7 @@ from cairn.cluster import cordon_list, health, rank, records
 from cairn.cluster.backends.ray_placement import _elsewhere
 from cairn.cluster.backends.slurm_script import script
 from cairn.cluster.cordon_list import avoid, learned, planned
-from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
 from cairn.cluster.resolve import resolve
 from cairn.cluster.spec import Health, Job, Role
 from cairn.core.cordon import DAY_S, Cordons
@@ -30,7 +30,9 @@ def failure(host="n1", at=1000.0, **about):
 
 
 def cluster(*names, engine="slurm"):
-    return Cluster(engine=engine, nodes=[Node(name=name, cpus=8.0) for name in names])
+    return ClusterInventory(
+        engine=engine, nodes=[ClusterNode(name=name, cpus=8.0) for name in names]
+    )
 
 
 def test_hardware_at_once_three_hangs_within_a_day_and_each_end_once():
@@ -101,7 +103,7 @@ def test_a_node_that_is_not_fit_is_named_by_its_first_rank_and_refused_if_the_jo
     tmp_path, monkeypatch, capfd
 ):
     judge = health.judge
-    unfit = health.Limits(
+    unfit = health.HealthLimits(
         free_disk_bytes=1 << 62, free_memory=0.0, free_shared_bytes=0, write_s=1e9
     )
     monkeypatch.setattr(health, "judge", lambda vitals, limits: judge(vitals, unfit))

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from cairn.cluster.ettr import rows, scrape, why
-from cairn.cluster.health import Gpu, Limits, Vitals, examine, judge, measure
+from cairn.cluster.health import GpuHealth, HealthLimits, Vitals, examine, judge, measure
 from cairn.core.cordon import Cordons
 from cairn.core.job_events import Started, Stepped, Submitted, Trained
 from cairn.core.job_ledger import account
@@ -17,7 +17,7 @@ WELL = Vitals(
     free_shared_bytes=1 << 34,
     load_per_core=1.0,
     write_s=0.01,
-    gpus=[Gpu(0), Gpu(1)],
+    gpus=[GpuHealth(0), GpuHealth(1)],
 )
 
 
@@ -30,13 +30,13 @@ WELL = Vitals(
         (dict(load_per_core=40.0), "load 40.0 per core"),
         (dict(write_s=9.0), "takes 9.0 s to write"),
         (dict(write_s=None), "cannot be written"),
-        (dict(gpus=[Gpu(0)]), "1 GPUs answer, 2 should"),
-        (dict(gpus=[Gpu(0), Gpu(1, ecc_uncorrected=3)]), "GPU 1: 3 uncorrected"),
-        (dict(gpus=[Gpu(0, celsius=99), Gpu(1)]), "GPU 0: 99 degrees"),
+        (dict(gpus=[GpuHealth(0)]), "1 GPUs answer, 2 should"),
+        (dict(gpus=[GpuHealth(0), GpuHealth(1, ecc_uncorrected=3)]), "GPU 1: 3 uncorrected"),
+        (dict(gpus=[GpuHealth(0, celsius=99), GpuHealth(1)]), "GPU 0: 99 degrees"),
     ],
 )
 def test_what_is_wrong_is_said_and_the_node_is_left_out(change, complaint):
-    limits = Limits(gpus=2)
+    limits = HealthLimits(gpus=2)
     assert judge(WELL, limits) == []
     ill = msgspec.structs.replace(WELL, **change)
     (found,) = judge(ill, limits)
@@ -56,8 +56,8 @@ def test_this_machine_is_measured(tmp_path):
 
 def test_without_a_driver_nobody_can_say_how_many_gpus_there_are():
     blind = msgspec.structs.replace(WELL, gpus=None)
-    assert judge(blind, Limits(gpus=8)) == []
-    assert judge(WELL, Limits(gpus=8)) == ["2 GPUs answer, 8 should"]
+    assert judge(blind, HealthLimits(gpus=8)) == []
+    assert judge(WELL, HealthLimits(gpus=8)) == ["2 GPUs answer, 8 should"]
 
 
 def test_a_job_tells_where_its_time_went(tmp_path):

@@ -242,11 +242,11 @@ def test_what_a_job_says_about_failures_is_what_the_trainer_is_told(monkeypatch)
     """The variables are settings of `cairn train`; only a trainer that is to keep copies in memory gets them."""
     from cairn.cli.train.train import read
     from cairn.cluster.elastic import recovery_env
-    from cairn.cluster.inventory import Cluster
+    from cairn.cluster.inventory import ClusterInventory
     from cairn.cluster.resolve import resolve
 
     job = read_job(next(path for path in EXAMPLES if path.stem == "train-survives"))
-    (group,) = resolve(job, Cluster(engine="local", checked=False)).groups
+    (group,) = resolve(job, ClusterInventory(engine="local", checked=False)).groups
     for name, value in recovery_env(job, group).items():
         monkeypatch.setenv(name, value)
     recovery = read(group.argv[2:]).recovery

@@ -20,7 +20,7 @@ from cairn.cluster.backends.k8s_status import status_of
 from cairn.cluster.backends.kubernetes import Kubernetes, node_of, objects, quantity
 from cairn.cluster.backends.slurm import Slurm
 from cairn.cluster.backends.slurm_script import script
-from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
 from cairn.cluster.job_file import read_job
 from cairn.cluster.resolve import CannotRun, resolve
 from cairn.cluster.spec import Job, Role, Scale, Topology
@@ -28,7 +28,7 @@ from cairn.serve.http.server.metric_catalogue import CATALOGUE_HTTP
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
 GOLDEN = Path(__file__).with_name("golden")
-UNSEEN = Cluster(engine="kubernetes", queues=[], needs_image=True, checked=False)
+UNSEEN = ClusterInventory(engine="kubernetes", queues=[], needs_image=True, checked=False)
 TARGETS = ("jobset", "volcano", "rayjob")
 
 
@@ -125,8 +125,8 @@ def test_the_job_inside_a_rayjob_is_one_that_ray_takes(name, tmp_path):
     config, _, _ = objects(plan_of(name), "rayjob")
     path = tmp_path / "job.json"
     path.write_text(config["data"]["job.json"])
-    nodes = [Node(name=f"n{i}", gpus=8, cpus=64, memory=1 << 40) for i in range(4)]
-    plan = resolve(read_job(path), Cluster(engine="ray", nodes=nodes, shares_nodes=True))
+    nodes = [ClusterNode(name=f"n{i}", gpus=8, cpus=64, memory=1 << 40) for i in range(4)]
+    plan = resolve(read_job(path), ClusterInventory(engine="ray", nodes=nodes, shares_nodes=True))
     assert plan.nodes == plan_of(name).nodes
     assert plan.job.checkpoint.folder
 

@@ -9,7 +9,7 @@ import pytest
 from cairn.cluster import records
 from cairn.cluster.backends import local, local_gpus
 from cairn.cluster.backends.local import LocalReservation
-from cairn.cluster.inventory import Cluster
+from cairn.cluster.inventory import ClusterInventory
 from cairn.cluster.resolve import resolve
 from cairn.cluster.spec import Job, Role
 
@@ -26,7 +26,9 @@ def job(tmp_path, monkeypatch):
             record, supervisor=os.getpid(), supervisor_since=records.start_s(psutil.Process())
         )
         records.save(record)
-        return LocalReservation(record), resolve(asked, Cluster(engine="local", checked=False))
+        return LocalReservation(record), resolve(
+            asked, ClusterInventory(engine="local", checked=False)
+        )
 
     return made
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
 from cairn.cluster.resolve import CannotRun, resolve
 from cairn.cluster.spec import Checkpoint, Health, Job, Restart, Role, Scale, Topology
 
@@ -16,7 +16,9 @@ GIB = 1 << 30
 
 def nodes(count, gpus=8, rack=4):
     return [
-        Node(name=f"n{i}", gpus=gpus, cpus=64, memory=512 * GIB, domains={"rack": f"r{i // rack}"})
+        ClusterNode(
+            name=f"n{i}", gpus=gpus, cpus=64, memory=512 * GIB, domains={"rack": f"r{i // rack}"}
+        )
         for i in range(count)
     ]
 
@@ -35,10 +37,12 @@ small = st.integers(0, 4)
     shares=st.booleans(),
 )
 def test_what_is_planned_fits_and_what_is_refused_does_not(have, want, shares):
-    cluster = Cluster(
+    cluster = ClusterInventory(
         engine="ray",
         shares_nodes=shares,
-        nodes=[Node(name=f"n{i}", gpus=gpus, cpus=cpus) for i, (gpus, cpus) in enumerate(have)],
+        nodes=[
+            ClusterNode(name=f"n{i}", gpus=gpus, cpus=cpus) for i, (gpus, cpus) in enumerate(have)
+        ],
     )
     roles = [
         Role(name=f"r{i}", argv=["x"], nodes=n, gpus=gpus, cpus=cpus)
@@ -58,11 +62,12 @@ def test_what_is_planned_fits_and_what_is_refused_does_not(have, want, shares):
 
 @given(cores=st.integers(1, 16), tenths=st.integers(1, 10))
 def test_shares_of_a_cpu_fill_a_machine_to_the_last_one(cores, tenths):
-    machine = Node(name="m", cpus=cores, memory=64 * GIB)
+    machine = ClusterNode(name="m", cpus=cores, memory=64 * GIB)
     count = 10 * cores // tenths
     role = Role(argv=["x"], nodes=count, cpus=tenths / 10, memory="1MiB")
     plan = resolve(
-        Job(name="job", roles=[role]), Cluster(engine="local", nodes=[machine], shares_nodes=True)
+        Job(name="job", roles=[role]),
+        ClusterInventory(engine="local", nodes=[machine], shares_nodes=True),
     )
     assert plan.nodes == count
 
@@ -77,7 +82,7 @@ def _fits_alone(want, have, shares):
 
 
 def test_refusals_have_the_numbers():
-    cluster = Cluster(engine="slurm", nodes=nodes(3), queues=["main", "debug"])
+    cluster = ClusterInventory(engine="slurm", nodes=nodes(3), queues=["main", "debug"])
     with pytest.raises(CannotRun, match=r"needs 4 nodes of 8 GPUs, 8 CPUs and 64 GiB.*so 3 fit"):
         resolve(job(4), cluster)
     with pytest.raises(
@@ -92,7 +97,7 @@ def test_refusals_have_the_numbers():
 
 
 def test_nearness_that_is_required():
-    cluster = Cluster(engine="slurm", nodes=nodes(8), queues=[])
+    cluster = ClusterInventory(engine="slurm", nodes=nodes(8), queues=[])
     near = Topology(required="rack")
     assert resolve(job(4, topology=near), cluster).nodes == 4
     with pytest.raises(CannotRun, match=r"requires 5 nodes in one rack; the largest, r1, has 4"):
@@ -106,9 +111,11 @@ def test_nearness_that_is_required():
 def test_a_domain_is_chosen_in_which_the_job_fits():
     """The rack with the most nodes need not be the one with the GPUs."""
     poor = [msgspec.structs.replace(node, gpus=1) for node in nodes(4)]
-    rich = [Node(name=f"x{i}", gpus=8, cpus=64, domains={"rack": "rich"}) for i in range(2)]
+    rich = [ClusterNode(name=f"x{i}", gpus=8, cpus=64, domains={"rack": "rich"}) for i in range(2)]
     for shares in (False, True):
-        cluster = Cluster(engine="kubernetes", nodes=[*poor, *rich], queues=[], shares_nodes=shares)
+        cluster = ClusterInventory(
+            engine="kubernetes", nodes=[*poor, *rich], queues=[], shares_nodes=shares
+        )
         near = job(2, topology=Topology(required="rack"), image="x")
         assert resolve(near, cluster).nodes == 2
         with pytest.raises(CannotRun, match="in one rack"):
@@ -118,7 +125,7 @@ def test_a_domain_is_chosen_in_which_the_job_fits():
 
 
 def test_several_pods_may_lie_on_one_node_of_kubernetes():
-    one = Cluster(engine="kubernetes", nodes=nodes(1), queues=[], shares_nodes=True)
+    one = ClusterInventory(engine="kubernetes", nodes=nodes(1), queues=[], shares_nodes=True)
     assert resolve(job(2, gpus=4, image="x"), one).nodes == 2
     near = job(2, gpus=4, image="x", topology=Topology(required="rack"))
     assert resolve(near, one).job.topology == Topology()  # one machine is near enough
@@ -132,7 +139,7 @@ LATE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 def test_a_deadline_that_has_passed_is_refused_and_one_to_come_limits_the_run():
     asked = job(deadline=LATE, image="x", time_limit="2h")
     for engine in ("local", "ray", "slurm", "kubernetes"):
-        cluster = Cluster(engine=engine, nodes=nodes(2), queues=[])
+        cluster = ClusterInventory(engine=engine, nodes=nodes(2), queues=[])
         with pytest.raises(CannotRun, match=r"deadline of job 'job', 2026-01-01.* has passed"):
             resolve(asked, cluster, LATE)
         hour = resolve(asked, cluster, LATE - datetime.timedelta(hours=1))
@@ -158,13 +165,13 @@ def test_a_deadline_that_has_passed_is_refused_and_one_to_come_limits_the_run():
     ],
 )
 def test_what_an_engine_makes_no_use_of_is_said_once(engine, parts, says):
-    plan = resolve(job(2, **parts), Cluster(engine=engine, nodes=nodes(2), queues=[]))
+    plan = resolve(job(2, **parts), ClusterInventory(engine=engine, nodes=nodes(2), queues=[]))
     assert len([note for note in plan.notes if says in note]) == 1
 
 
 def test_what_only_copies_in_memory_bring_is_said_where_there_are_none():
     role = Role(argv=["cairn", "train", "tiny-cpu"])
-    cluster = Cluster(engine="local", nodes=nodes(1), shares_nodes=True)
+    cluster = ClusterInventory(engine="local", nodes=nodes(1), shares_nodes=True)
 
     def notes(tiers, **parts):
         kept = Checkpoint(tiers=tiers, interval="auto")
@@ -196,21 +203,21 @@ def test_what_no_cluster_of_that_kind_can_do_is_refused_in_a_dry_run_too(engine,
     asked = job(2, image="x", **parts)
     asked = msgspec.structs.replace(asked, roles=[msgspec.structs.replace(asked.roles[0], **role)])
     with pytest.raises(CannotRun) as caught:
-        resolve(asked, Cluster(engine=engine, checked=False))
+        resolve(asked, ClusterInventory(engine=engine, checked=False))
     assert says in caught.value.message
     assert caught.value.hint
 
 
 def test_an_elastic_job_takes_what_there_is():
-    plan = resolve(job((2, 6)), Cluster(engine="ray", nodes=nodes(3), shares_nodes=True))
+    plan = resolve(job((2, 6)), ClusterInventory(engine="ray", nodes=nodes(3), shares_nodes=True))
     assert plan.groups[0].most == 3
     assert "gets 3 of 6 nodes" in plan.notes[0]
 
 
 def test_slices_are_counted_apart_from_gpus():
-    sliced = Node(name="n", gpus=0, cpus=64, mig={"1g.10gb": 7})
+    sliced = ClusterNode(name="n", gpus=0, cpus=64, mig={"1g.10gb": 7})
     role = Role(argv=["x"], gpus=7, mig="1g.10gb")
-    cluster = Cluster(engine="kubernetes", nodes=[sliced])
+    cluster = ClusterInventory(engine="kubernetes", nodes=[sliced])
     assert resolve(Job(name="j", roles=[role]), cluster).groups[0].gpus == 7
     with pytest.raises(CannotRun, match=r"8 1g\.10gb slices"):
         resolve(Job(name="j", roles=[msgspec.structs.replace(role, gpus=8)]), cluster)
@@ -220,7 +227,7 @@ def test_slices_are_counted_apart_from_gpus():
 def test_what_an_engine_cannot_do_is_said(engine):
     from cairn.cluster.spec import Array
 
-    cluster = Cluster(engine=engine, nodes=nodes(4), queues=[])
+    cluster = ClusterInventory(engine=engine, nodes=nodes(4), queues=[])
     with pytest.raises(CannotRun, match="has no job arrays"):
         resolve(job(array=Array(count=4)), cluster)
     if engine == "kubernetes":

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.cluster import records, supervise
-from cairn.cluster.inventory import Cluster
+from cairn.cluster.inventory import ClusterInventory
 from cairn.cluster.node_reservation import LOST
 from cairn.cluster.resolve import resolve
 from cairn.cluster.spec import Job, Restart, Role
@@ -65,7 +65,7 @@ def run(tmp_path_factory):
         role = Role(argv=["x"], nodes=len(scripts), start="direct")
         restart = Restart(policy=policy, max=most, grace="0s")
         job = Job(name="job", roles=[role], restart=restart, **parts)
-        plan = resolve(job, Cluster(engine="local", checked=False))
+        plan = resolve(job, ClusterInventory(engine="local", checked=False))
         reservation = ScriptedReservation(scripts, waits)
         status = Supervisor(records.create(job, "local"), plan, reservation).run()
         assert reservation.released == 1

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from cairn.cluster import records, supervisor_process
-from cairn.cluster.records import Status
+from cairn.cluster.records import JobStatus
 from cairn.cluster.spec import Job, Role
 from cairn.core.errors import CairnError
 
@@ -34,11 +34,11 @@ def test_a_launch_that_could_not_be_recorded_does_not_hold_its_name(tmp_path, mo
 def test_a_job_that_ran_was_not_stopped_before_it_started(tmp_path, monkeypatch, state, reason):
     monkeypatch.setenv("CAIRN_JOBS", str(tmp_path))
     record = records.create(Job(name="one", roles=[Role(argv=["true"])]), "ray")
-    records.write_status(record, Status(state=state, reason="2 of 2 nodes"))
+    records.write_status(record, JobStatus(state=state, reason="2 of 2 nodes"))
     alive = [True, True, False]
     monkeypatch.setattr(records, "supervised", lambda record: alive.pop(0) if alive else False)
     monkeypatch.setattr(supervisor_process.os, "kill", lambda pid, number: None)
-    gone = records.Record(**{**records_fields(record), "supervisor": 1 << 30})
+    gone = records.JobRecord(**{**records_fields(record), "supervisor": 1 << 30})
     supervisor_process.stop(gone)
     status = records.read_status(gone)
     assert (status.state, status.reason) == ("stopped", reason)
@@ -49,14 +49,14 @@ def record(tmp_path, monkeypatch):
     """Of a job that this process looks after."""
     monkeypatch.setenv("CAIRN_JOBS", str(tmp_path))
     record = records.create(Job(name="one", roles=[Role(argv=["true"])]), "local")
-    records.write_status(record, Status(state="running", reason="2 of 2 nodes"))
+    records.write_status(record, JobStatus(state="running", reason="2 of 2 nodes"))
     since = records.start_s(psutil.Process())
     return msgspec.structs.replace(record, supervisor=os.getpid(), supervisor_since=since)
 
 
 def test_a_supervisor_that_ends_while_its_status_is_read_has_not_been_lost(record, monkeypatch):
     def ends_now(record):
-        records.write_status(record, Status(state="done", reason="all 2 nodes finished"))
+        records.write_status(record, JobStatus(state="done", reason="all 2 nodes finished"))
         return False
 
     monkeypatch.setattr(records, "supervised", ends_now)

@@ -9,11 +9,11 @@ from torch.distributed.elastic.utils.api import macros
 
 from cairn.cluster.backends.kubernetes import objects
 from cairn.cluster.backends.slurm_script import script
-from cairn.cluster.inventory import Cluster
+from cairn.cluster.inventory import ClusterInventory
 from cairn.cluster.resolve import resolve
 from cairn.cluster.spec import Job, Role
 
-ANY = Cluster(engine="kubernetes", queues=[], needs_image=False, checked=False)
+ANY = ClusterInventory(engine="kubernetes", queues=[], needs_image=False, checked=False)
 WORDS = [
     "sh",
     "-c",

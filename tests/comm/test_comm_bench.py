@@ -8,10 +8,10 @@ import pytest
 from cairn.cli.comm.comm_bench import sizes_of
 from cairn.cli.main import main
 from cairn.comm import bench_mpi
-from cairn.comm.bench_operations import Place
-from cairn.comm.bench_ranks import RankFailed
+from cairn.comm.bench_operations import RankData
+from cairn.comm.bench_ranks import BenchRankFailed
 from cairn.comm.bench_report import figure
-from cairn.comm.bench_spec import Timing
+from cairn.comm.bench_spec import BenchTiming
 from cairn.comm.bench_sweep import bus_factor
 from cairn.comm.nccl_tests import read_sweep
 from cairn.core.errors import UsageError
@@ -144,7 +144,7 @@ def test_every_type_and_reduction_in_one_run(capsys, tmp_path):
 @pytest.mark.parametrize("ranks", [2, 7, 64])
 @pytest.mark.parametrize("kind", ["uint8", "int8", "bfloat16", "half", "float"])
 def test_products_are_exact_in_every_type_on_any_number_of_ranks(kind, ranks):
-    place = Place(
+    place = RankData(
         0, ranks, 8, type=kind, reduction="prod", root=0, in_place=False, group=None, device="cpu"
     )
     product = place.values(0)
@@ -184,7 +184,7 @@ def test_mpi_whose_starter_fails_says_what_it_said(monkeypatch, tmp_path):
     starter.write_text("#!/bin/sh\necho there are no slots >&2\nexit 3\n")
     starter.chmod(0o755)
     monkeypatch.setattr(bench_mpi, "program", lambda: str(starter))
-    with pytest.raises(RankFailed, match=r"status 3:\nthere are no slots"):
+    with pytest.raises(BenchRankFailed, match=r"status 3:\nthere are no slots"):
         bench_mpi.run_mpi(2, [], lambda size: None, timeout_s=60)
 
 
@@ -232,6 +232,6 @@ def test_numbers_fit_their_columns():
     for value in (0, 0.123, 9.9, 123.4, 99999.0, 1234567.8, 12345678.9, 3e9):
         assert len(figure(value, 7)) <= 8
     assert figure(45.98, 7) == "  45.98"
-    times = Timing(times_us=[1.0, 2.0, 3.0, 4.0, 100.0], wrong=0)
+    times = BenchTiming(times_us=[1.0, 2.0, 3.0, 4.0, 100.0], wrong=0)
     assert times.quantile(0.5) == 3
     assert times.mean_us == 22

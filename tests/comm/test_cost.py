@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.comm.cost import CLOSED, Link, choose, fit, shape_of
-from cairn.comm.nccl_tests import Point
+from cairn.comm.cost import CLOSED, LinkCost, choose, fit, shape_of
+from cairn.comm.nccl_tests import SweepPoint
 from cairn.comm.published import ALL_REDUCE
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify_all
@@ -14,7 +14,7 @@ from cairn.core.errors import ConfigError
 
 PAIRS = [(collective, name) for collective, table in CLOSED.items() for name in table]
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 31, 40]
-NVLINK, NETWORK = Link(alpha_us=2.0, gb_per_s=360.0), Link(alpha_us=10.0, gb_per_s=40.0)
+NVLINK, NETWORK = LinkCost(alpha_us=2.0, gb_per_s=360.0), LinkCost(alpha_us=10.0, gb_per_s=40.0)
 
 
 @pytest.mark.parametrize(("collective", "name"), PAIRS)
@@ -40,7 +40,7 @@ def test_small_messages_take_few_steps_and_large_ones_few_bytes():
     rate=st.floats(0.1, 1000),
 )
 def test_no_estimate_is_below_the_physical_bound(ranks, size, alpha, rate):
-    link = Link(alpha_us=alpha, gb_per_s=rate)
+    link = LinkCost(alpha_us=alpha, gb_per_s=rate)
     rows = choose("all_reduce", ranks, size, link)
     assert [row.us for row in rows] == sorted(row.us for row in rows)
     floor = 2 * (ranks - 1) / ranks * size / (1e3 * rate)
@@ -55,7 +55,9 @@ def test_no_estimate_is_below_the_physical_bound(ranks, size, alpha, rate):
 )
 def test_a_fit_finds_the_constants_that_made_the_points(latency, ramp, rate):
     sizes = [1 << power for power in range(10, 35, 2)]
-    points = [Point(s, latency + ramp * np.sqrt(s / (1 << 20)) + s / (1e3 * rate)) for s in sizes]
+    points = [
+        SweepPoint(s, latency + ramp * np.sqrt(s / (1 << 20)) + s / (1e3 * rate)) for s in sizes
+    ]
     found = fit(points)
     assert found.max_error < 1e-3
     assert found.gb_per_s == pytest.approx(rate, rel=0.02)
@@ -75,9 +77,12 @@ def test_three_constants_describe_every_published_sweep(sweep):
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ([Point(1, 1.0), Point(2, 1.0)], "cannot fix three constants"),
-        ([Point(1, 1.0), Point(2, 0.0), Point(3, 1.0)], "not positive"),
-        ([Point(1 << 10, 9.0), Point(1 << 20, 9.0), Point(1 << 30, 1e-9)], "do not grow|median"),
+        ([SweepPoint(1, 1.0), SweepPoint(2, 1.0)], "cannot fix three constants"),
+        ([SweepPoint(1, 1.0), SweepPoint(2, 0.0), SweepPoint(3, 1.0)], "not positive"),
+        (
+            [SweepPoint(1 << 10, 9.0), SweepPoint(1 << 20, 9.0), SweepPoint(1 << 30, 1e-9)],
+            "do not grow|median",
+        ),
     ],
 )
 def test_measurements_that_say_nothing_are_refused(points, message):

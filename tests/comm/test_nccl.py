@@ -14,15 +14,15 @@ from cairn.comm.nccl_model import (
     FABRICS,
     NCCL_COLLECTIVES,
     UNCALIBRATED,
-    Calibration,
+    NcclCalibration,
     calibrate,
     choose,
     cluster_of,
     median_error,
     times,
 )
-from cairn.comm.nccl_tests import Point, read_sweep, read_sweeps
-from cairn.comm.published import ALL_REDUCE, Sweep
+from cairn.comm.nccl_tests import SweepPoint, read_sweep, read_sweeps
+from cairn.comm.published import ALL_REDUCE, PublishedSweep
 from cairn.comm.validate import validate
 from cairn.core.errors import ConfigError, DataError
 
@@ -38,7 +38,7 @@ TABLE = """\
 """
 
 
-def of(sweep: Sweep):
+def of(sweep: PublishedSweep):
     return cluster_of(sweep.fabric, sweep.gpus, sweep.nodes, sweep.nic_gb_per_s)
 
 
@@ -117,7 +117,7 @@ def test_the_plugin_finds_a_rule_for_every_size(fabric, gpus, nodes, launch, sca
     if gpus * nodes < 2:
         gpus = 2
     cluster = cluster_of(fabric, gpus, nodes)
-    calibration = Calibration(launch_us=launch, scale=scale)
+    calibration = NcclCalibration(launch_us=launch, scale=scale)
     rules = nccl_tuner.rules(cluster, calibration, 1 << 33)
     rows = nccl_tuner.read(nccl_tuner.render(cluster, rules))
     assert len(rows) == len(rules)
@@ -163,7 +163,7 @@ def test_sweeps_are_read_from_the_table_and_from_json(tmp_path):
     table.write_text(TABLE)
     rows = [{"size": s, "out_of_place": {"time": t}} for s, t in ((1048576, 45.95), (32768, 39.8))]
     document.write_text(json.dumps({"results": rows}))
-    wanted = [Point(32768, 39.8), Point(1048576, 45.95)]
+    wanted = [SweepPoint(32768, 39.8), SweepPoint(1048576, 45.95)]
     assert read_sweep(table) == read_sweep(document) == wanted
 
 
@@ -193,8 +193,8 @@ def test_several_sweeps_in_one_file_are_kept_apart(tmp_path):
         path.write_text(text + "# Collective test concluded: all_gather_perf\n")
         gloo, cairn = read_sweeps(path)
         assert (gloo.label, cairn.label) == ("gloo", "cairn")
-        assert gloo.points == [Point(1024, 30.72), Point(4096, 122.88)]
-        assert cairn.points == [Point(1024, 10.24), Point(4096, 40.96)]
+        assert gloo.points == [SweepPoint(1024, 30.72), SweepPoint(4096, 122.88)]
+        assert cairn.points == [SweepPoint(1024, 10.24), SweepPoint(4096, 40.96)]
         if more:  # i_min
             assert {point.us for point in cairn.least} == {1.0}
         else:
@@ -262,7 +262,7 @@ def test_a_cluster_that_cannot_be_is_refused(cluster, message):
     with pytest.raises(ConfigError, match=message):
         cluster_of(*cluster)
     with pytest.raises(ConfigError, match="cannot calibrate"):
-        calibrate(cluster_of("h200", 8), [Point(1, 1.0)])
+        calibrate(cluster_of("h200", 8), [SweepPoint(1, 1.0)])
 
 
 def test_bus_bandwidth_never_exceeds_what_the_wires_have():

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from cairn.comm.schedule.catalogue import make, names
 from cairn.comm.schedule.interpret import interpret
-from cairn.comm.schedule.ops import Kind, Op, Schedule, ScheduleError, schedule_of
+from cairn.comm.schedule.ops import CollectiveSchedule, Op, OpKind, ScheduleError, schedule_of
 from cairn.comm.schedule.verify import require, verify, verify_all
 
-SEND, RECV, ADD, COPY = Kind.SEND, Kind.RECV, Kind.RECV_REDUCE, Kind.COPY
+SEND, RECV, ADD, COPY = OpKind.SEND, OpKind.RECV, OpKind.RECV_REDUCE, OpKind.COPY
 
 
-def two_ranks(*ops: Op, **shape) -> Schedule:
+def two_ranks(*ops: Op, **shape) -> CollectiveSchedule:
     return schedule_of("by hand", "all_reduce", list(ops), ranks=2, chunks=1, **shape)
 
 
@@ -102,7 +102,7 @@ def test_the_least_buffer_that_does_not_hang_is_found():
 
 
 def test_channels_that_share_a_slot_must_say_who_goes_first():
-    def tree(after: int) -> Schedule:
+    def tree(after: int) -> CollectiveSchedule:
         return two_ranks(
             Op(0, 0, ADD, 0, 1),
             Op(0, 1, SEND, 0, 1, after=after),
@@ -131,13 +131,13 @@ def test_one_bad_schedule_does_not_spoil_the_others():
     assert [proof.ok for proof in proofs] == [True, False, True, True]
 
 
-def mutated(schedule: Schedule, op: int, field: str, value: int) -> Schedule:
+def mutated(schedule: CollectiveSchedule, op: int, field: str, value: int) -> CollectiveSchedule:
     column = getattr(schedule.ops, field).copy()
     column[op] = value
     return schedule._replace(ops=schedule.ops._replace(**{field: column}))
 
 
-def without(schedule: Schedule, op: int) -> Schedule:
+def without(schedule: CollectiveSchedule, op: int) -> CollectiveSchedule:
     ops = schedule.ops
     after = np.where(ops.after == op, -1, ops.after - (ops.after > op))
     return schedule._replace(
@@ -145,14 +145,14 @@ def without(schedule: Schedule, op: int) -> Schedule:
     )
 
 
-def swapped(schedule: Schedule, op: int) -> Schedule:
+def swapped(schedule: CollectiveSchedule, op: int) -> CollectiveSchedule:
     """Exchanges two neighbours of one thread."""
     order = np.arange(schedule.operations)
     order[[op, op + 1]] = op + 1, op
     return schedule._replace(ops=type(schedule.ops)(*(column[order] for column in schedule.ops)))
 
 
-def is_right(schedule: Schedule, seed: int) -> bool:
+def is_right(schedule: CollectiveSchedule, seed: int) -> bool:
     """Whether real numbers come out right, in one order at random; powers of two do not collide."""
     rng = np.random.default_rng(seed)
     place = 1 + np.arange(schedule.chunks)

@@ -8,23 +8,23 @@ import torch.distributed as dist
 from forked import run_ranks
 
 import cairn.labs.torch_backend
-from cairn.comm.doctor.findings import Call, Trace
-from cairn.comm.watchdog import FileBoard, Note, StoreBoard, Watch, watching
+from cairn.comm.doctor.findings import RankTrace, RecordedCall
+from cairn.comm.watchdog import FileBoard, HangWatch, RankNote, StoreBoard, watching
 
 
 def trace(rank, last, waits):
     calls = [
-        Call(
+        RecordedCall(
             group="0", sequence=n, op="all_reduce", shapes="[[4]]", dtypes="Float", elements=4,
             entered_ns=n, done=n < last or not waits,
         )
         for n in range(max(1, last - 3), last + 1)
     ]  # fmt: skip
-    return Trace(rank=rank, calls=calls, groups={"0": [0, 1, 2]}, source="")
+    return RankTrace(rank=rank, calls=calls, groups={"0": [0, 1, 2]}, source="")
 
 
 def note(rank, beat, last, waits=False):
-    return Note(
+    return RankNote(
         rank=rank,
         host=f"host{rank}",
         beat=beat,
@@ -35,7 +35,7 @@ def note(rank, beat, last, waits=False):
 
 
 def test_it_says_who_is_missing_once_and_that_the_job_goes_on_once():
-    watch, said = Watch(3, patience_s=10.0), []
+    watch, said = HangWatch(3, patience_s=10.0), []
     for second in range(60):
         stands = 5 <= second < 40
         last = 6 if stands else 6 + second
@@ -55,7 +55,7 @@ def test_it_says_who_is_missing_once_and_that_the_job_goes_on_once():
 
 def test_a_rank_whose_note_is_taken_away_is_named_all_the_same():
     """A rank that fails takes its note along, and the others wait for it."""
-    watch, spoken = Watch(3, patience_s=10.0), []
+    watch, spoken = HangWatch(3, patience_s=10.0), []
     for second in range(30):
         notes = {rank: note(rank, second, 6, waits=rank != 1) for rank in range(3)}
         if second > 3:
@@ -67,7 +67,7 @@ def test_a_rank_whose_note_is_taken_away_is_named_all_the_same():
 
 
 def test_a_process_that_writes_no_more_notes_is_named():
-    watch, spoken = Watch(3, patience_s=10.0), []
+    watch, spoken = HangWatch(3, patience_s=10.0), []
     for second in range(30):
         notes = {
             0: note(0, second, 6, waits=True),
@@ -84,25 +84,25 @@ def test_a_process_that_writes_no_more_notes_is_named():
 
 
 def test_a_long_computation_in_which_nobody_waits_is_no_alarm():
-    watch = Watch(2, patience_s=10.0)
+    watch = HangWatch(2, patience_s=10.0)
     notes = [{r: note(r, second, 4) for r in range(2)} for second in range(100)]
     assert [watch.look(one, float(second)) for second, one in enumerate(notes)] == [None] * 100
 
 
 def nothing(rank):
     """Of a rank that was in no collective."""
-    return Trace(rank=rank, calls=[], groups={}, source="")
+    return RankTrace(rank=rank, calls=[], groups={}, source="")
 
 
 def test_a_rank_that_is_only_slow_to_say_where_it_stands_is_waited_for_and_not_called_dead():
     """Rank 2 writes notes, and its trace with the 18th; one that never writes any is told in the end."""
     for comes, when in ((18, 18), (99, 25)):
-        watch, spoken = Watch(3, patience_s=10.0), []
+        watch, spoken = HangWatch(3, patience_s=10.0), []
         for second in range(40):
             notes = {0: note(0, second, 6, waits=True), 1: note(1, second, 5)}
             if comes < 99:
                 mine = note(2, second, 6, waits=True)
-                slow = Note(rank=2, host="host2", beat=second, moved="6")
+                slow = RankNote(rank=2, host="host2", beat=second, moved="6")
                 notes[2] = mine if second >= comes else slow
             if second >= 5 and (said := watch.look(notes, float(second))):
                 spoken.append((second, said))
@@ -112,13 +112,13 @@ def test_a_rank_that_is_only_slow_to_say_where_it_stands_is_waited_for_and_not_c
 
 
 def test_a_wait_between_two_ranks_is_told_where_no_collective_is():
-    watch, said = Watch(2, patience_s=5.0), None
+    watch, said = HangWatch(2, patience_s=5.0), None
     for second in range(9):
         notes = {
-            0: Note(
+            0: RankNote(
                 rank=0, host="a", beat=second, moved="x", waits=["gloo:recv #0"], trace=nothing(0)
             ),
-            1: Note(rank=1, host="b", beat=second, moved="y", trace=nothing(1)),
+            1: RankNote(rank=1, host="b", beat=second, moved="y", trace=nothing(1)),
         }
         said = said or watch.look(notes, float(second))
     assert "rank 0 on a is in gloo:recv #0" in said

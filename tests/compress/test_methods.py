@@ -13,17 +13,17 @@ from cairn.compress.layer_by_layer import final_hidden, walk
 from cairn.compress.prune_experts import expert_layers, keep_best, saliencies
 from cairn.compress.prune_masks import magnitude, smallest, sparsegpt, wanda
 from cairn.compress.quality import Reference
-from cairn.compress.quantize import Settings, quantize_model
+from cairn.compress.quantize import QuantizeSettings, quantize_model
 from cairn.compress.scaling import apply_scales, folds_of, storable_scale
 from cairn.compress.sensitivity import with_kept
 from cairn.compress.smoothquant import smoothing_scale
 from cairn.compress.statistics import InputStatistics
 from cairn.core.errors import CairnError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.experts import Router
 from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.planes import dequantized
-from cairn.models.quantized.rounding import SCHEMES, Grid, nearest_levels, rounded
+from cairn.models.quantized.rounding import SCHEMES, QuantizationGrid, nearest_levels, rounded
 from cairn.models.spec import Experts, ModelSpec
 from cairn.models.weights import random_model
 
@@ -67,7 +67,7 @@ def correlated(rows: int, columns: int) -> Tensor:
 
 
 def model_of(spec: ModelSpec):
-    model = random_model(spec, Build("cpu", torch.float32), seed=1)
+    model = random_model(spec, ModelBuild("cpu", torch.float32), seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of one and biases of zero would hide mistakes
@@ -88,7 +88,7 @@ def test_a_giant_row_does_not_decide_for_all_others():
     found = InputStatistics(64, x.device, 1, True)
     found.add(torch.cat((giant, x)))
     whole = torch.cat((giant, x))
-    grid = Grid("int4", 64)
+    grid = QuantizationGrid("int4", 64)
 
     def lost(hessian_KK: Tensor) -> float:
         return float((x @ (dequantized(gptq(w, hessian_KK, grid, torch.float32)) - w).t()).norm())
@@ -105,7 +105,7 @@ def test_a_hessian_is_the_sum_of_products_of_all_its_rows():
     torch.testing.assert_close(found.hessian_KK.double(), expected_KK, rtol=1e-4, atol=1e-4)
 
 
-def plainly(w_NK: Tensor, hessian_KK: Tensor, scale_N: Tensor, grid: Grid) -> Tensor:
+def plainly(w_NK: Tensor, hessian_KK: Tensor, scale_N: Tensor, grid: QuantizationGrid) -> Tensor:
     """GPTQ as it is derived: after each column, its row and column leave the inverse Hessian."""
     w, inverse = w_NK.double().clone(), hessian_KK.double().clone()
     inverse.diagonal().add_(DAMPING[0] * float(hessian_KK.diagonal().mean()))
@@ -140,7 +140,7 @@ def test_gptq_loses_less_of_the_output_than_nearest(scheme: str, ordered: bool):
 
 
 def test_gptq_with_zero_points_keeps_its_scales_in_the_file_type():
-    grid = Grid("int4", 32, symmetric=False)
+    grid = QuantizationGrid("int4", 32, symmetric=False)
     w_NK, x_MK = torch.randn(8, 64, generator=seeded(6)) + 0.5, correlated(100, 64)
     made = gptq(w_NK, x_MK.t() @ x_MK, grid, torch.bfloat16, ordered=False)
     assert torch.equal(made.scales, made.scales.bfloat16().float())
@@ -209,7 +209,9 @@ def test_smoothing_helps_where_activations_have_outliers():
                 w_NK = up.read().clone()
                 w_NK[-2:] *= 100  # which makes two large columns for the down projection
                 up.write(w_NK)
-        errors = quantize_model(model, text(), grid, Settings(method=method), torch.float32).errors
+        errors = quantize_model(
+            model, text(), grid, QuantizeSettings(method=method), torch.float32
+        ).errors
         lost[method] = {one.matrix: one.error for one in errors}
         assert all(one.error <= one.nearest * (1 + 1e-3) for one in errors)
     for name in ("attention.qkv", "feed_forward.down"):
@@ -226,8 +228,10 @@ def test_what_matrices_cost_adds_up_to_the_divergence():
             if parameter.ndim == 2:
                 parameter.div_(3)
     reference = Reference(model, text())
-    settings = Settings(method="rtn", most_added=1.0)
-    made = quantize_model(model, text(), Grid("int8", activations="token"), settings, torch.float32)
+    settings = QuantizeSettings(method="rtn", most_added=1.0)
+    made = quantize_model(
+        model, text(), QuantizationGrid("int8", activations="token"), settings, torch.float32
+    )
     expected = sum(one.nats for one in made.costs)
     assert not made.kept
     assert 0.6 < expected / reference.compare(model).kl < 1.6
@@ -247,8 +251,8 @@ def test_smoothing_scale_moves_half_of_the_range():
 @pytest.mark.parametrize("name", ["dense", "experts"])
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_every_matrix_is_rounded_on_the_output_of_the_rounded_ones_before(name: str, method: str):
-    model, grid = model_of(SPECS[name]), Grid("int4", 32)
-    made = quantize_model(model, text(), grid, Settings(method=method), torch.bfloat16)
+    model, grid = model_of(SPECS[name]), QuantizationGrid("int4", 32)
+    made = quantize_model(model, text(), grid, QuantizeSettings(method=method), torch.bfloat16)
     slots = {slot.name for slot in model.slots() if len(slot.shape) == 2 and "layers" in slot.name}
     assert set(made.planes) == {slot for slot in slots if "router" not in slot}
     if method == "gptq" or name == "dense":

@@ -8,9 +8,9 @@ from shared_data import model_folder
 
 from cairn.compress.calibration import windows
 from cairn.compress.quality import Reference
-from cairn.compress.quantize import Settings, quantize_model
+from cairn.compress.quantize import QuantizeSettings, quantize_model
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.quantized.rounding import fitted
 from cairn.models.quantized.write import QuantizedModel, write_compressed_tensors
 from cairn.train.data.stories import story
@@ -31,7 +31,9 @@ def quantised(scheme: str, method: str, text):
     judged_BL, calibration_BL = text
     model = open_checkpoint(model_folder("stories15M")).load("cpu", torch.float32)
     reference, (grid, _) = Reference(model, judged_BL), fitted(scheme, WIDTHS)
-    made = quantize_model(model, calibration_BL, grid, Settings(method=method), torch.bfloat16)
+    made = quantize_model(
+        model, calibration_BL, grid, QuantizeSettings(method=method), torch.bfloat16
+    )
     return QuantizedModel(model, made.planes, grid, torch.bfloat16), made, reference.compare(model)
 
 
@@ -62,8 +64,8 @@ def same_text(made: QuantizedModel, tmp_path: Path) -> None:
     opened = open_checkpoint(tmp_path / "made")
     prompt = opened.tokenizer().encode("Once upon a time")
     model = opened.load("cpu", torch.float32, notes=[])
-    ours = list(Generation(model, prompt, Sampling(max_tokens=24), ()))
-    kept = Generation(made.model, prompt, Sampling(max_tokens=24), ())
+    ours = list(Generation(model, prompt, GenerateSampling(max_tokens=24), ()))
+    kept = Generation(made.model, prompt, GenerateSampling(max_tokens=24), ())
     assert ours == list(kept)
     pytest.importorskip("compressed_tensors", reason="transformers reads the format with it")
     import transformers

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cairn.cli.main import main
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export, tensors
 from cairn.models.runnable import open_model
@@ -41,7 +41,7 @@ def written(out: Path, experts: Experts | None = None) -> Path:
         heads=4, kv_heads=2, head_dim=16, intermediate=96, context=256, tied=True, qk_norm=True,
         experts=experts, eos_ids=(0, 2),
     )  # fmt: skip
-    export(random_model(spec, Build("cpu", torch.bfloat16)), out, like=shipped.checkpoint.path)
+    export(random_model(spec, ModelBuild("cpu", torch.bfloat16)), out, like=shipped.checkpoint.path)
     return out
 
 

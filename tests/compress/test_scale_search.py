@@ -11,7 +11,7 @@ from torch import Tensor
 from cairn.compress.gptq import DAMPING, damping_for, gptq, importance, inverse_factor
 from cairn.compress.scale_search import FACTORS, best_steps
 from cairn.models.quantized.planes import Planes, dequantized
-from cairn.models.quantized.rounding import SCHEMES, Grid, steps_of, with_levels
+from cairn.models.quantized.rounding import SCHEMES, QuantizationGrid, steps_of, with_levels
 
 GRIDS = {**SCHEMES, "w4a16 with zero points": replace(SCHEMES["w4a16"], symmetric=False)}
 
@@ -20,7 +20,9 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def group_errors(planes: Planes, w_NK: Tensor, importance_K: Tensor, grid: Grid) -> Tensor:
+def group_errors(
+    planes: Planes, w_NK: Tensor, importance_K: Tensor, grid: QuantizationGrid
+) -> Tensor:
     """The weighted error of every scale."""
     error_NK = (dequantized(planes) - w_NK).double().square() * importance_K.double()
     wide_NG = error_NK.unflatten(1, (-1, grid.group or w_NK.shape[1])).sum(2)

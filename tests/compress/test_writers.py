@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import UnsupportedModel
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.checkpoint_names import source
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.round_model import round_model, split_rows
 from cairn.models.quantized.rounding import (
     SCHEMES,
-    Grid,
+    QuantizationGrid,
     fitted,
     nearest_levels,
     rounded,
@@ -32,7 +32,7 @@ GRIDS = {
     name: fitted(name, [128, 256])[0]
     for name in ("w4a16", "w8a8", "fp8", "fp8-block", "mxfp4", "nvfp4")
 }
-GRIDS["w4a16-asymmetric"] = Grid("int4", 32, symmetric=False)
+GRIDS["w4a16-asymmetric"] = QuantizationGrid("int4", 32, symmetric=False)
 
 
 def tiny() -> ModelSpec:
@@ -42,8 +42,8 @@ def tiny() -> ModelSpec:
     )  # fmt: skip
 
 
-def quantised(grid: Grid, spec: ModelSpec | None = None) -> QuantizedModel:
-    model = random_model(spec or tiny(), Build("cpu", torch.bfloat16), seed=3).float()
+def quantised(grid: QuantizationGrid, spec: ModelSpec | None = None) -> QuantizedModel:
+    model = random_model(spec or tiny(), ModelBuild("cpu", torch.bfloat16), seed=3).float()
     return round_model(model, grid, torch.bfloat16)
 
 
@@ -70,7 +70,9 @@ def test_rows_that_a_checkpoint_has_elsewhere_are_written_there(family, scheme, 
 
 
 def test_zero_points_are_written_even_where_all_are_in_the_middle():
-    planes = rounded(torch.arange(-8.0, 8.0).repeat(4, 4), Grid("int4", 32, symmetric=False))
+    planes = rounded(
+        torch.arange(-8.0, 8.0).repeat(4, 4), QuantizationGrid("int4", 32, symmetric=False)
+    )
     assert torch.equal(dequantized(planes), torch.arange(-8.0, 8.0).repeat(4, 4))
     assert "weight_zero_point" in pack(planes, torch.bfloat16, symmetric=False)
     assert "weight_zero_point" not in pack(planes, torch.bfloat16, symmetric=True)
@@ -97,7 +99,7 @@ def test_transformers_reads_the_same_weights(name: str, tmp_path: Path):
         value = found[source("llama", slot).tensor].float()
         torch.testing.assert_close(value, dequantized(planes), rtol=2**-8, atol=1e-7)
     if four_bits:
-        attend = Packed([40])
+        attend = PackedDocuments([40])
         with torch.inference_mode():
             ours_TV = made.model.logits(made.model(ids_T, attend.positions_T(), attend))
         torch.testing.assert_close(logits_TV, ours_TV, atol=2e-4, rtol=1e-3)

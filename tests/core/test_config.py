@@ -13,7 +13,7 @@ import tyro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.core.config import Loaded, Origin, explain, load, to_toml
+from cairn.core.config import Loaded, SettingOrigin, explain, load, to_toml
 from cairn.core.errors import CairnError, ConfigError, UsageError
 
 PREFIX = "CAIRN_TRAIN_"
@@ -126,7 +126,7 @@ def test_each_value_knows_where_it_was_written(toml):
     assert origins["json"] == "flag --no-json"
     assert origins["model"] == "argument MODEL"
     assert origins["stop"] == "default"
-    assert loaded.origins["json"] == Origin("flag", "--no-json")
+    assert loaded.origins["json"] == SettingOrigin("flag", "--no-json")
 
 
 LAYERS = ("file", "environment", "flag")

@@ -10,13 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cairn.core.metrics import (
     CATALOGUE,
-    Counter,
+    CounterMetric,
     Gauge,
     Histogram,
     Metrics,
 )
 
-REQUESTS = Counter(
+REQUESTS = CounterMetric(
     name="cairn_seen_requests_total", help="Seen.", unit="requests", labels=("model", "code")
 )
 USED = Gauge(name="cairn_used_bytes", help="Used.", unit="bytes")
@@ -164,7 +164,7 @@ def test_a_mistake_in_the_program_is_named(wrong, message):
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: Counter(name="cairn_x_tokens", help="", unit="tokens"), "_total"),
+        (lambda: CounterMetric(name="cairn_x_tokens", help="", unit="tokens"), "_total"),
         (lambda: Gauge(name="cairn_x_bytes_total", help="", unit="bytes"), "_total"),
         (lambda: Gauge(name="cairn_x_bytes", help="", unit="seconds"), "does not end in its unit"),
         (lambda: Gauge(name="cairn-x_bytes", help="", unit="bytes"), "is not a name"),

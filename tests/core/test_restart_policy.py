@@ -3,39 +3,42 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.core.exit_cause import CAUSES, Evidence
-from cairn.core.restart_policy import POLICIES, History, decide
+from cairn.core.exit_cause import CAUSES, ExitEvidence
+from cairn.core.restart_policy import POLICIES, RestartHistory, decide
 
-KILLED = Evidence(status=-9)
-USER = Evidence(status=1, words="KeyError: 'x'")
-PREEMPTED = Evidence(status=143)
-MEMORY = Evidence(status=1, words="CUDA out of memory")
-NETWORK = Evidence(status=1, words="Connection reset by peer")
-BROKEN = Evidence(status=1, words="Xid 79: GPU has fallen off the bus")
+KILLED = ExitEvidence(status=-9)
+USER = ExitEvidence(status=1, words="KeyError: 'x'")
+PREEMPTED = ExitEvidence(status=143)
+MEMORY = ExitEvidence(status=1, words="CUDA out of memory")
+NETWORK = ExitEvidence(status=1, words="Connection reset by peer")
+BROKEN = ExitEvidence(status=1, words="Xid 79: GPU has fallen off the bus")
 
 
 def test_each_cause_is_answered_in_its_own_way():
     assert set(POLICIES) == set(CAUSES)
     answers = {
-        e.words or e.status: decide(e, History())[0] for e in (KILLED, USER, PREEMPTED, BROKEN)
+        e.words or e.status: decide(e, RestartHistory())[0]
+        for e in (KILLED, USER, PREEMPTED, BROKEN)
     }
     assert [a.again for a in answers.values()] == ["here", "never", "queue", "elsewhere"]
-    broken = decide(BROKEN, History())[0]
+    broken = decide(BROKEN, RestartHistory())[0]
     assert (broken.cordon, broken.strike) == (True, True)
-    assert decide(Evidence(status=0), History())[0].again == "done"
+    assert decide(ExitEvidence(status=0), RestartHistory())[0].again == "done"
 
 
 def test_the_same_memory_error_is_not_tried_for_ever():
-    history, answers = History(limit=100), []
+    history, answers = RestartHistory(limit=100), []
     for _ in range(4):
         action, history = decide(MEMORY, history)
         answers.append(action.again)
     assert answers == ["here", "here", "never", "never"]
-    assert "3 times in a row, 2 are tried" in decide(MEMORY, History(2, {"oom": 2}, 9))[0].why
+    assert (
+        "3 times in a row, 2 are tried" in decide(MEMORY, RestartHistory(2, {"oom": 2}, 9))[0].why
+    )
 
 
 def test_the_pause_grows_and_has_an_end():
-    history, waits = History(limit=100), []
+    history, waits = RestartHistory(limit=100), []
     for _ in range(9):
         action, history = decide(NETWORK, history)
         waits.append(action.wait_s)
@@ -43,7 +46,7 @@ def test_the_pause_grows_and_has_an_end():
 
 
 def test_a_preemption_does_not_count():
-    history = History(limit=0)
+    history = RestartHistory(limit=0)
     for _ in range(50):
         action, history = decide(PREEMPTED, history)
         assert action.again == "queue"
@@ -55,7 +58,7 @@ def test_a_preemption_does_not_count():
     st.integers(0, 5),
 )
 def test_a_job_ends_after_its_limit(evidence, limit):
-    history, again = History(limit=limit), 0
+    history, again = RestartHistory(limit=limit), 0
     for one in evidence:
         action, history = decide(one, history)
         assert action.why

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cairn.core import events
 from cairn.core.errors import DataError, UsageError
 from cairn.core.records import Dropped, Instant, Process, Scalar, Span, Thread, encode, read
-from cairn.core.trace import Window, align, find_files, write_trace
+from cairn.core.trace import TraceWindow, align, find_files, write_trace
 
 SECOND = 10**9
 
@@ -202,7 +202,7 @@ def test_a_window_keeps_what_overlaps_it(tmp_path):
         Span("around", 0, 9 * SECOND, 7),
         Instant("after", 5 * SECOND, 7),
     )
-    window = Window(start_s=2, end_s=4)
+    window = TraceWindow(start_s=2, end_s=4)
     found = [
         event["name"] for event in trace_of(tmp_path, path, window=window) if event["ph"] != "M"
     ]

@@ -10,7 +10,7 @@ import yaml
 from cairn.cli.main import main
 from cairn.cluster.backends.k8s_train import RAY_VERSION
 from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env
-from cairn.cluster.inventory import Cluster
+from cairn.cluster.inventory import ClusterInventory
 from cairn.cluster.rank import filled, place
 from cairn.cluster.resolve import resolve
 from cairn.cluster.spec import Job, Restart, Role
@@ -78,7 +78,7 @@ def test_the_agents_are_started_as_a_launched_job_starts_them():
     """What compose says by hand is what `cairn.cluster.elastic` would say."""
     node = NODES["node-0"]
     job = Job(name="nodes", roles=[Role(argv=node["command"], nodes=2)], restart=Restart(max=5))
-    (group,) = resolve(job, Cluster(engine="local", checked=False)).groups
+    (group,) = resolve(job, ClusterInventory(engine="local", checked=False)).groups
     rendezvous = Rendezvous(endpoint="node-0:29400", run="nodes", hosted="")
     made = agent_argv(job, group, rendezvous, None, "python")
     written = [*node["entrypoint"], *node["command"]]

@@ -7,7 +7,7 @@ import pytest
 from cairn.core.errors import DataError
 from cairn.eval.tasks.exact_match import ExactMatch
 from cairn.eval.tasks.find import open_task
-from cairn.eval.tasks.task import Settings
+from cairn.eval.tasks.task import TaskSettings
 
 DOCUMENTS = [
     {"question": "Is grass green?", "options": ["no", "yes"], "label": 1, "answer": "Yes."},
@@ -50,7 +50,7 @@ def written(tmp_path):
 )
 def test_multiple_choice(written, choice, target):
     text = CHOICE.replace("choice: options", f"choice: {choice}")
-    task = open_task(written(text.replace("target: label", f"target: {target}")), Settings())
+    task = open_task(written(text.replace("target: label", f"target: {target}")), TaskSettings())
     assert task.name == "colours"
     assert [one.right for one in task.questions] == [1, 0]
     assert task.requests[0].context == "Answer.\nQ: Is grass green?\nA:"
@@ -59,7 +59,7 @@ def test_multiple_choice(written, choice, target):
 
 def test_solved_examples_and_the_delimiter(written):
     text = CHOICE + 'num_fewshot: 1\ntarget_delimiter: ""\n'
-    task = open_task(written(text), Settings(limit=1))
+    task = open_task(written(text), TaskSettings(limit=1))
     shown = "Answer.\nQ: Is snow black?\nA:no\n\nQ: Is grass green?\nA:"
     assert [one.context for one in task.requests] == [shown, shown]
     assert [one.continuation for one in task.requests] == ["no", "yes"]
@@ -69,7 +69,7 @@ def test_generation(written):
     text = DATA + "doc_to_text: question\ndoc_to_target: answer\noutput_type: generate_until\n"
     text += 'generation_kwargs: {until: ["\\n"], max_gen_toks: 9, do_sample: false}\n'
     task = open_task(
-        written(text + "metric_list: [{metric: exact_match, ignore_case: true}]"), Settings()
+        written(text + "metric_list: [{metric: exact_match, ignore_case: true}]"), TaskSettings()
     )
     assert isinstance(task, ExactMatch)
     asked = task.requests[0]
@@ -92,4 +92,4 @@ def test_generation(written):
 )
 def test_what_is_not_understood_is_named(written, text, said):
     with pytest.raises(DataError, match=said):
-        open_task(written(text), Settings())
+        open_task(written(text), TaskSettings())

@@ -9,12 +9,12 @@ from cairn.eval.intervals import share
 from cairn.eval.paired import differences, read_evaluation
 from cairn.eval.run import Evaluation, TaskResult
 from cairn.eval.tasks.find import open_task
-from cairn.eval.tasks.task import Sample, Settings
+from cairn.eval.tasks.task import EvaluatedSample, TaskSettings
 
 
 def scored(model, right):
     samples = [
-        Sample(prompt=f"q{at}", expected="a", answer="b", scores={"acc": float(one)})
+        EvaluatedSample(prompt=f"q{at}", expected="a", answer="b", scores={"acc": float(one)})
         for at, one in enumerate(right)
     ]
     result = TaskResult(
@@ -57,14 +57,14 @@ def test_tasks_of_bigbench(tmp_path):
     file = folder / "task.json"
     examples = [{"input": "Is grass green?", "target_scores": {"no": 0, "yes": 1}}] * 3
     file.write_text(json.dumps({"examples": examples, "task_prefix": "Answer."}, indent=2))
-    task = open_task(str(file), Settings(limit=2))
+    task = open_task(str(file), TaskSettings(limit=2))
     assert task.name == "colours"
     assert [one.right for one in task.questions] == [1, 1]
     assert task.requests[0].context == "Answer.\nQ: Is grass green?\nA:"
     assert [one.continuation for one in task.requests[:2]] == [" no", " yes"]
     file.write_text(json.dumps({"examples": [{"input": "2+2", "target": ["4", "four"]}]}))
-    task = open_task(str(file), Settings())
+    task = open_task(str(file), TaskSettings())
     assert [(one.prompt, one.expected) for one in task.questions] == [("Q: 2+2\nA:", "4")]
     file.write_text(json.dumps({"examples": [{"input": "2+2"}]}))
     with pytest.raises(DataError, match="example 0 has neither target_scores nor target"):
-        open_task(str(file), Settings())
+        open_task(str(file), TaskSettings())

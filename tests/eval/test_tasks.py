@@ -16,7 +16,7 @@ from cairn.eval.run import evaluate
 from cairn.eval.tasks import gsm8k
 from cairn.eval.tasks.exact_match import INVALID, Equality, Filter
 from cairn.eval.tasks.find import open_task
-from cairn.eval.tasks.task import Settings
+from cairn.eval.tasks.task import TaskSettings
 
 STRICT, FLEXIBLE = (
     gsm8k.FILTERS[f"exact_match,{name}"] for name in ("strict-match", "flexible-extract")
@@ -59,7 +59,7 @@ def test_equality_can_ignore_punctuation_and_case():
 
 
 def test_gsm8k_asks_as_lm_eval_does():
-    task = open_task("gsm8k", Settings(limit=3), shared("data", "tasks"))
+    task = open_task("gsm8k", TaskSettings(limit=3), shared("data", "tasks"))
     asked = [request.context for request in task.requests]
     assert all(one.count("Question:") == 6 and one.endswith("\nAnswer:") for one in asked)
     # The first example that lm-eval 0.4.13 draws for the first problem, with its seed 1234.
@@ -68,7 +68,7 @@ def test_gsm8k_asks_as_lm_eval_does():
     assert len({one.split("\n\nQuestion:")[0] for one in asked}) == 3
     assert task.requests[0].until == ("Question:", "</s>", "<|im_end|>")
     # A smaller limit asks the same questions with the same examples.
-    again = open_task("gsm8k", Settings(limit=1), shared("data", "tasks"))
+    again = open_task("gsm8k", TaskSettings(limit=1), shared("data", "tasks"))
     assert again.requests[0] == task.requests[0]
 
 
@@ -89,7 +89,7 @@ class Scripted:
 
 
 def test_right_answers_to_gsm8k_score_one():
-    task = open_task("gsm8k", Settings(limit=8, shots=0), shared("data", "tasks"))
+    task = open_task("gsm8k", TaskSettings(limit=8, shots=0), shared("data", "tasks"))
     known = dict(zip([r.context for r in task.requests], task.questions, strict=True))
     model = Scripted(generate_until=lambda request: known[request.context].expected)
     result = evaluate(model, [task]).tasks[0]
@@ -102,7 +102,7 @@ def test_right_answers_to_gsm8k_score_one():
 @pytest.mark.parametrize("answer", [1, "B", "b", "four"])
 def test_multiple_choice_takes_the_likeliest_and_the_likeliest_per_character(tmp_path, answer):
     question = {"question": "2 + 2", "choices": ["a very long answer", "four"], "answer": answer}
-    task = open_task(lines(tmp_path / "mc.jsonl", question), Settings())
+    task = open_task(lines(tmp_path / "mc.jsonl", question), TaskSettings())
     logprobs = {" a very long answer": -9.0, " four": -10.0}  # per character the first wins
     model = Scripted(loglikelihood=lambda r: Likelihood(logprobs[r.continuation], 1, False))
     result = evaluate(model, [task]).tasks[0]
@@ -119,7 +119,7 @@ def test_an_answer_in_quotes_that_is_a_choice_is_no_number_of_one(tmp_path, answ
     question = {"question": "1 + 1", "choices": ["2", "4", "8"], "answer": answer}
     file = Path(lines(tmp_path / "mc.jsonl", question))
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())  # as some editors write it
-    task = open_task(str(file), Settings())
+    task = open_task(str(file), TaskSettings())
     model = Scripted(
         loglikelihood=lambda r: Likelihood(-float(r.continuation != f" {2 << right}"), 1, False)
     )
@@ -128,7 +128,7 @@ def test_an_answer_in_quotes_that_is_a_choice_is_no_number_of_one(tmp_path, answ
 
 def test_a_perplexity_counts_tokens_words_and_bytes(tmp_path):
     name = lines(tmp_path / "text.jsonl", {"text": "to be or"}, {"text": "not to be é"})
-    task = open_task(name, Settings())
+    task = open_task(name, TaskSettings())
     model = Scripted(
         rolling=lambda request: [Likelihood(-2.0, 4, False), Likelihood(-4.0, 2, False)]
     )
@@ -141,7 +141,7 @@ def test_a_perplexity_counts_tokens_words_and_bytes(tmp_path):
 
 def test_examples_of_a_file_never_hold_the_question_itself(tmp_path):
     questions = [{"question": f"q{at}", "answer": f"a{at}"} for at in range(6)]
-    task = open_task(lines(tmp_path / "qa.jsonl", *questions), Settings(shots=3, limit=4))
+    task = open_task(lines(tmp_path / "qa.jsonl", *questions), TaskSettings(shots=3, limit=4))
     assert len(task.requests) == 4
     for at, request in enumerate(task.requests):
         *shown, asked = request.context.split("\n\n")
@@ -165,7 +165,7 @@ def test_files_that_are_no_task_are_refused(tmp_path, content, error, words):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(error, match=words):
-        open_task(str(path), Settings())
+        open_task(str(path), TaskSettings())
 
 
 @pytest.mark.parametrize("row", [
@@ -179,7 +179,7 @@ def test_tasks_of_programs_are_refused(tmp_path, row):
     packed.write_bytes(gzip.compress(Path(name).read_bytes()))
     for path in (name, str(packed)):
         with pytest.raises(DataError, match="its answers are programs"):
-            open_task(path, Settings())
+            open_task(path, TaskSettings())
 
 
 def test_packed_files_are_read_as_plain_ones(tmp_path):
@@ -190,24 +190,27 @@ def test_packed_files_are_read_as_plain_ones(tmp_path):
     for path in (plain, text):
         packed = path.with_name(path.name + ".gz")
         packed.write_bytes(gzip.compress(path.read_bytes()))
-        found, expected = open_task(str(packed), Settings()), open_task(str(path), Settings())
+        found, expected = (
+            open_task(str(packed), TaskSettings()),
+            open_task(str(path), TaskSettings()),
+        )
         assert found.requests == expected.requests
         packed.write_bytes(gzip.compress(path.read_bytes())[:-9])
         with pytest.raises(DataError, match="cannot be read"):
-            open_task(str(packed), Settings())
+            open_task(str(packed), TaskSettings())
     plain.rename(tmp_path / "no.jsonl.gz")
     with pytest.raises(DataError, match="cannot be read"):
-        open_task(str(tmp_path / "no.jsonl.gz"), Settings())
+        open_task(str(tmp_path / "no.jsonl.gz"), TaskSettings())
 
 
 def test_unknown_tasks_and_missing_folders_are_refused(tmp_path):
     with pytest.raises(UsageError, match="gsm8"):
-        open_task("gsm8", Settings())
+        open_task("gsm8", TaskSettings())
     with pytest.raises(DataError, match="gsm8k_test"):
-        open_task("gsm8k", Settings(), tmp_path)
+        open_task("gsm8k", TaskSettings(), tmp_path)
     path = lines(tmp_path / "qa.jsonl", {"question": "q", "answer": "a"})
     with pytest.raises(DataError, match="9 examples"):
-        open_task(path, Settings(shots=9))
+        open_task(path, TaskSettings(shots=9))
 
 
 def test_a_line_ends_where_json_lines_end(tmp_path):
@@ -216,7 +219,7 @@ def test_a_line_ends_where_json_lines_end(tmp_path):
     file = tmp_path / "text.jsonl"
     written = (json.dumps({"text": text}, ensure_ascii=False) for text in texts)
     file.write_text("\r\n".join(written), encoding="utf-8", newline="")
-    assert [request.text for request in open_task(str(file), Settings()).requests] == texts
+    assert [request.text for request in open_task(str(file), TaskSettings()).requests] == texts
     ids = token_ids(file, Spelled(), 0)
     assert "".join(map(chr, ids)) == "".join(texts)
 
@@ -231,7 +234,7 @@ class Spelled:
 
 
 def test_a_text_of_which_no_token_can_be_scored_is_refused(tmp_path):
-    task = open_task(lines(tmp_path / "short.jsonl", {"text": "a"}), Settings(stride=2))
+    task = open_task(lines(tmp_path / "short.jsonl", {"text": "a"}), TaskSettings(stride=2))
     with pytest.raises(DataError, match="no token of short"):
         evaluate(Scripted(rolling=lambda request: []), [task])
 
@@ -240,4 +243,4 @@ def test_a_text_without_a_character_has_no_perplexity(tmp_path):
     file = tmp_path / "empty.txt"
     file.write_text("")
     with pytest.raises(DataError, match=r"empty\.txt has no text"):
-        open_task(str(file), Settings())
+        open_task(str(file), TaskSettings())

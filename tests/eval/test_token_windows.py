@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from cairn.eval.token_windows import Span, continuation_span, rolling_windows, strided_windows
+from cairn.eval.token_windows import ScoredSpan, continuation_span, rolling_windows, strided_windows
 
 
 def words(text):
@@ -41,7 +41,7 @@ def test_strided_windows_are_those_of_the_loop_in_the_guide(count, window, strid
         labels = [None] * (len(inputs) - targets) + inputs[len(inputs) - targets :]
         scored = sum(label is not None for label in labels[1:])
         if scored > 0:
-            expected.append(Span(inputs, scored))
+            expected.append(ScoredSpan(inputs, scored))
         before = end
         if end == count:
             break
@@ -58,7 +58,7 @@ def test_a_prefix_that_the_tokenizer_has_put_there_is_not_put_there_again():
 
 
 def test_a_context_of_spaces_alone_is_the_prefix_token():
-    assert continuation_span(" ", "a b", plain, plain, 7, 99) == Span([7, *plain(" a b")], 2)
+    assert continuation_span(" ", "a b", plain, plain, 7, 99) == ScoredSpan([7, *plain(" a b")], 2)
 
 
 def test_spaces_before_a_continuation_belong_to_it():
@@ -66,18 +66,20 @@ def test_spaces_before_a_continuation_belong_to_it():
         continuation_span(context, continuation, words, plain, 7, 99)
         for context, continuation in (("a b", " c d"), ("a b ", "c d"))
     ]
-    assert spans[0] == spans[1] == Span(words("a b c d"), 2)
+    assert spans[0] == spans[1] == ScoredSpan(words("a b c d"), 2)
 
 
 def test_an_empty_context_is_the_prefix_token_and_long_ones_are_cut_at_the_left():
-    assert continuation_span("", "c d", words, plain, 7, 99) == Span([7, *plain("c d")], 2)
+    assert continuation_span("", "c d", words, plain, 7, 99) == ScoredSpan([7, *plain("c d")], 2)
     first = plain("c")[0]
-    assert continuation_span("", "c d", words, plain, first, 99) == Span(plain("c d"), 1)
-    assert continuation_span("a b c", " d", words, plain, 7, 2) == Span(plain("a b c d")[1:], 1)
+    assert continuation_span("", "c d", words, plain, first, 99) == ScoredSpan(plain("c d"), 1)
+    assert continuation_span("a b c", " d", words, plain, 7, 2) == ScoredSpan(
+        plain("a b c d")[1:], 1
+    )
     assert continuation_span("a", " b c d", words, plain, 7, 2).scored == 2
 
 
 def test_a_continuation_that_merges_with_its_context_is_scored_by_itself():
     """A tokenizer may have one token for both, and a score over no tokens would be that of certainty."""
     whole = {"th": [5], "the": [9], "e": [2]}
-    assert continuation_span("th", "e", whole.get, whole.get, 7, 99) == Span([5, 2], 1)
+    assert continuation_span("th", "e", whole.get, whole.get, 7, 99) == ScoredSpan([5, 2], 1)

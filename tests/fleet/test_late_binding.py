@@ -12,7 +12,7 @@ from test_router import ask, fleet
 from test_simulate import LIMITS
 from test_simulate import seconds as step_seconds
 
-from cairn.bench.arrival_traces import Traced
+from cairn.bench.arrival_traces import TracedRequest
 from cairn.fleet.deadlines import by_deadline
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.late_binding import AHEAD_STEPS, bind, in_order, runs_dry
@@ -206,7 +206,7 @@ def test_waiting_in_the_router_keeps_most_first_tokens_and_all_later_ones_from_w
     for number in range(200):
         at_s += draw.expovariate(1)
         blocks = min(max(int(draw.lognormvariate(2, 1)), 1), 60)
-        trace.append(Traced(at_s, 512 * blocks, 60, (-1 - number,) * blocks))
+        trace.append(TracedRequest(at_s, 512 * blocks, 60, (-1 - number,) * blocks))
     limits = msgspec.structs.replace(LIMITS, context=32768, pages=2000, step_tokens=1024)
     prompts = prompts_of(trace, limits.page_size)
 

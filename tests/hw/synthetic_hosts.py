@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cairn.hw.ceilings import Ceilings, Identity, Measured
-from cairn.hw.machine import Cpu, Ecc, Gpu, Limits, Machine, Memory, PcieLink, Versions
+from cairn.hw.machine import Cpu, Ecc, Gpu, HostMemory, Machine, PcieLink, ResourceLimits, Versions
 
 GIBI = 1 << 30
 
@@ -88,9 +88,9 @@ def healthy_gpu(index: int = 0) -> Gpu:
 def healthy_machine(gpus: int = 1) -> Machine:
     return Machine(
         cpu=Cpu(model="Imaginary Xeon 9000", threads=64, usable_threads=64),
-        memory=Memory(total_bytes=512 * GIBI, available_bytes=500 * GIBI, shm_bytes=64 * GIBI),
+        memory=HostMemory(total_bytes=512 * GIBI, available_bytes=500 * GIBI, shm_bytes=64 * GIBI),
         gpus=[healthy_gpu(index) for index in range(gpus)],
-        limits=Limits(open_files=65536, locked_memory_bytes="unlimited"),
+        limits=ResourceLimits(open_files=65536, locked_memory_bytes="unlimited"),
         versions=Versions(
             python="3.12.3",
             torch="2.11.0+cu130",

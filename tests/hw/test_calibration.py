@@ -9,7 +9,7 @@ import pytest
 from synthetic_hosts import healthy_machine, measured
 
 from cairn.hw import calibrate as module
-from cairn.hw.calibrate import QUICK, Step, calibrate, gather, plan_steps, run_step
+from cairn.hw.calibrate import QUICK, CalibrationStep, calibrate, gather, plan_steps, run_step
 from cairn.hw.ceilings import Ceilings, Measured
 from cairn.hw.cpu_types import multiplies
 from cairn.hw.datasheet import DTYPES, find_chip
@@ -76,12 +76,12 @@ def test_on_a_cpu_the_host_is_not_measured_twice():
     ],
 )
 def test_what_cannot_be_done_leaves_a_reason(error, reason):
-    assert run_step(Step("x", ("a", "b"), raising(error))) == {"a": reason, "b": reason}
+    assert run_step(CalibrationStep("x", ("a", "b"), raising(error))) == {"a": reason, "b": reason}
 
 
 def test_a_bug_is_not_a_reason():
     with pytest.raises(TypeError):
-        run_step(Step("x", ("a",), raising(TypeError("ours"))))
+        run_step(CalibrationStep("x", ("a",), raising(TypeError("ours"))))
 
 
 def test_gather_sorts_numbers_from_reasons():

@@ -15,9 +15,9 @@ from cairn.hw.ceilings import (
     save,
     staleness,
 )
-from cairn.hw.timing import Timing
+from cairn.hw.timing import CallTiming
 
-TIMING = Timing(median_s=2.0, p10_s=1.0, p90_s=4.0, runs=7)
+TIMING = CallTiming(median_s=2.0, p10_s=1.0, p90_s=4.0, runs=7)
 
 
 def test_a_rate_is_work_over_time_and_slow_runs_are_low():

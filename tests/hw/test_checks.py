@@ -12,15 +12,15 @@ from cairn.hw import ceilings, evidence
 from cairn.hw.diagnose import CHECKS, diagnose, overall
 from cairn.hw.evidence import (
     OPTIONAL_PACKAGES,
-    Calibration,
-    Evidence,
-    Place,
+    CalibrationState,
+    HardwareEvidence,
+    WritableFolder,
     collect,
     read_calibration,
     try_import,
     try_matmul,
 )
-from cairn.hw.findings import Finding, Verdict, ok
+from cairn.hw.findings import HardwareFinding, HardwareVerdict, ok
 from cairn.hw.machine import Ecc, FabricPort, Filesystem, GpuProcess, NumaNode, PcieLink
 from cairn.train.config import Log
 
@@ -29,18 +29,18 @@ replace = msgspec.structs.replace
 
 def place(free_bytes=500 * GIBI, writable=True):
     filesystem = Filesystem(path="/cache", kind="ext4", free_bytes=free_bytes)
-    return Place(filesystem=filesystem, writable=writable)
+    return WritableFolder(filesystem=filesystem, writable=writable)
 
 
 def healthy(gpus=1, **changes):
-    base = Evidence(
+    base = HardwareEvidence(
         machine=healthy_machine(gpus),
         own_pid=100,
         is_root=False,
         torch_gpus=gpus,
         cairn_cache=place(),
         hub_cache=place(),
-        calibration=Calibration(path="/cache/machine.json", measured_at="2026-01-01"),
+        calibration=CalibrationState(path="/cache/machine.json", measured_at="2026-01-01"),
     )
     return replace(base, **changes)
 
@@ -147,13 +147,13 @@ ILLNESSES = [
         "calibration",
         "warn",
         "does not exist",
-        healthy(calibration=Calibration(path="m", problem="m does not exist")),
+        healthy(calibration=CalibrationState(path="m", problem="m does not exist")),
     ),
     (
         "calibration",
         "warn",
         "stale: torch: 1 when",
-        healthy(calibration=Calibration(path="m", stale=["torch: 1 when measured, 2 now"])),
+        healthy(calibration=CalibrationState(path="m", stale=["torch: 1 when measured, 2 now"])),
     ),
     ("packages", "warn", "gguf, jinja2", healthy(missing_packages=["gguf", "jinja2"])),
     ("readings", "warn", "nvidia-ml-py", with_machine(notes=["nvidia-ml-py is not installed"])),
@@ -263,12 +263,12 @@ def test_a_question_that_does_not_arise_is_left_out():
     [([], "ok"), (["ok"], "ok"), (["ok", "warn"], "warn"), (["warn", "fail", "ok"], "fail")],
 )
 def test_the_worst_counts(statuses, expected):
-    verdicts = [Verdict(name="x", status=status, why="", fix=None) for status in statuses]
+    verdicts = [HardwareVerdict(name="x", status=status, why="", fix=None) for status in statuses]
     assert overall(verdicts) == expected
 
 
 def test_findings_carry_a_fix_only_when_something_is_wrong():
-    assert ok("fine") == Finding("ok", "fine", None)
+    assert ok("fine") == HardwareFinding("ok", "fine", None)
 
 
 def test_a_package_that_does_not_import_gives_the_reason(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis.strategies import dictionaries, sampled_from, text
 from synthetic_hosts import TWO_SOCKETS, plant
 
 from cairn.hw.host import read_container, read_cpu, read_limits, read_memory, read_numa
-from cairn.hw.machine import Filesystem, Machine, Memory
+from cairn.hw.machine import Filesystem, HostMemory, Machine
 from cairn.hw.network import read_fabrics, read_nics
 from cairn.hw.probe import probe
 from cairn.hw.storage import cache_folder, hub_folder, read_filesystem
@@ -169,7 +169,7 @@ def test_probe_without_psutil_and_nvml(tmp_path):
         f"answer = read_memory(pathlib.Path({str(tmp_path)!r}))\n"
         "print(msgspec.json.encode(answer).decode())"
     )
-    memory, notes = msgspec.json.decode(_python(blocked + ask), type=tuple[Memory, list[str]])
+    memory, notes = msgspec.json.decode(_python(blocked + ask), type=tuple[HostMemory, list[str]])
     assert memory.total_bytes is None
     assert "psutil is not installed" in notes[0]
 

@@ -10,7 +10,7 @@ from hypothesis.strategies import floats, integers, lists
 
 from cairn.core.errors import HardwareError
 from cairn.hw import timing
-from cairn.hw.timing import Timing, measure, measure_graph, repeats, summarize
+from cairn.hw.timing import CallTiming, measure, measure_graph, repeats, summarize
 
 seconds = floats(min_value=1e-9, max_value=1e3)
 
@@ -94,8 +94,8 @@ def test_inputs_take_turns(clock):
 
 
 def test_parts_of_a_call():
-    whole = Timing(median_s=4.0, p10_s=2.0, p90_s=8.0, runs=3)
-    assert whole.per(4) == Timing(median_s=1.0, p10_s=0.5, p90_s=2.0, runs=3)
+    whole = CallTiming(median_s=4.0, p10_s=2.0, p90_s=8.0, runs=3)
+    assert whole.per(4) == CallTiming(median_s=1.0, p10_s=0.5, p90_s=2.0, runs=3)
     assert whole.per(4).spread == whole.spread
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cairn.hw.checks_host import check_transfer
-from cairn.hw.evidence import Evidence
+from cairn.hw.evidence import HardwareEvidence
 from cairn.hw.machine import FabricPort, Gpu, Machine
 from cairn.hw.transfer_path import transfer_paths
 
@@ -28,7 +28,7 @@ def test_the_way_to_other_machines(gpus, ports, nixl, peer_memory, way, better):
     machine = Machine(gpus=gpus, fabrics=ports)
     paths = transfer_paths(machine, nixl, peer_memory)
     assert (paths.within, paths.between, paths.better) == ("shared memory", way, better)
-    evidence = Evidence(
+    evidence = HardwareEvidence(
         machine=machine, own_pid=1, is_root=False, nixl=nixl, peer_memory=peer_memory
     )
     finding = check_transfer(evidence)

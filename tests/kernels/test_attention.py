@@ -11,7 +11,7 @@ from cairn.kernels.accuracy import relative_error
 from cairn.kernels.attention.attention import attention, attention_reference
 from cairn.kernels.attention.attention_problem import cost, pairs
 from cairn.kernels.attention.attention_rings import section_of
-from cairn.models.attend import Packed, Rule
+from cairn.models.attend import AttentionRule, PackedDocuments
 
 
 def three(tokens=12, heads=4, kv_heads=2, width=64):
@@ -34,7 +34,7 @@ class TestReference:
             softcap=softcap,
             scale=0.2,
         )
-        model = Packed(lengths)(q, k, v, Rule(0, 0.2, window, softcap))
+        model = PackedDocuments(lengths)(q, k, v, AttentionRule(0, 0.2, window, softcap))
         assert relative_error(ours, model) < 1e-6
 
     def test_a_sink_takes_its_share(self):

@@ -14,9 +14,9 @@ from cairn.kernels.paged.paged_attention import (
     paged_attention_reference,
 )
 from cairn.kernels.paged.paged_views import matrix_view
-from cairn.models.attend import Rule, attention
+from cairn.models.attend import AttentionRule, attention
 
-WINDOWED = Rule(layer=0, scale=0.2, window=9)
+WINDOWED = AttentionRule(layer=0, scale=0.2, window=9)
 
 
 def call(queries=(5, 1, 20), lengths=(40, 17, 20), dtype=torch.float32, **rest):
@@ -24,7 +24,12 @@ def call(queries=(5, 1, 20), lengths=(40, 17, 20), dtype=torch.float32, **rest):
 
 
 @pytest.mark.parametrize(
-    "rule", [Rule(layer=0, scale=0.2), WINDOWED, Rule(layer=0, scale=0.2, window=9, softcap=2.0)]
+    "rule",
+    [
+        AttentionRule(layer=0, scale=0.2),
+        WINDOWED,
+        AttentionRule(layer=0, scale=0.2, window=9, softcap=2.0),
+    ],
 )
 def test_reference_is_the_models_attention(rule):
     paged = call()._replace(scale=rule.scale, window=rule.window, softcap=rule.softcap)

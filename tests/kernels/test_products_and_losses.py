@@ -28,7 +28,7 @@ from cairn.kernels.matmul.skinny_matmul import skinny_matmul
 from cairn.kernels.matmul.skinny_plans import candidates, default_plan
 from cairn.kernels.quantize.quantize import Quantized
 from cairn.kernels.tiles import Tiles, row_bucket
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.layers import FeedForward
 from cairn.models.presets import preset
 
@@ -52,7 +52,7 @@ class TestReferences:
     @pytest.mark.parametrize("product", [matmul, skinny_matmul])
     def test_swiglu_is_the_model_s(self, product):
         spec = preset("tiny-qwen3")
-        layer = FeedForward(Build("cpu", torch.float32, fused=True), spec, spec.intermediate)
+        layer = FeedForward(ModelBuild("cpu", torch.float32, fused=True), spec, spec.intermediate)
         for parameter in layer.parameters():
             parameter.data.normal_(std=0.1)
         x = torch.randn(7, spec.hidden)

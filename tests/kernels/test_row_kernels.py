@@ -20,7 +20,7 @@ from cairn.kernels.norm.rows import Layout, candidates, default_layout, width
 from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.layers import Norm
 from cairn.models.spec import ModelSpec
 
@@ -36,7 +36,7 @@ class TestReferences:
     @pytest.mark.parametrize("plus_one", [False, True])
     def test_rmsnorm_is_the_model_s_to_the_bit(self, plus_one):
         spec = SimpleNamespace(norm="rms", norm_eps=1e-6, norm_plus_one=plus_one)
-        norm = Norm(Build("cpu", BF16), cast(ModelSpec, spec), 64)
+        norm = Norm(ModelBuild("cpu", BF16), cast(ModelSpec, spec), 64)
         norm.weight.data.normal_()
         x = torch.randn(9, 64).to(BF16)
         assert torch.equal(rmsnorm(x, norm.weight, 1e-6, plus_one=plus_one), norm(x))

@@ -15,14 +15,14 @@ from cairn.kernels.sampling.penalties import (
     words,
 )
 from cairn.kernels.sampling.sampling import Parameters, kept_reference, random_batch, sample
-from cairn.models.generate import Sampling, probabilities
+from cairn.models.generate import GenerateSampling, probabilities
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 7, 500])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
 def test_what_is_kept_is_what_the_generator_keeps(top_k, top_p):
     logits_BV = 3 * torch.randn(8, 300)
-    sampling = Sampling(temperature=0.7, top_k=top_k, top_p=top_p)
+    sampling = GenerateSampling(temperature=0.7, top_k=top_k, top_p=top_p)
     expected_BV = torch.stack([probabilities(logits_V, sampling) > 0 for logits_V in logits_BV])
     kept_BV = kept_reference(
         logits_BV.double() / 0.7, torch.full((8,), top_k), torch.full((8,), top_p), torch.zeros(8)

@@ -12,8 +12,8 @@ from cairn.labs.serving._engine import ask, words
 from cairn.labs.serving._fleet import Replica, serve, ttfts
 from cairn.labs.serving._speculate import accepted_of, expected_tokens, keep, lookup, speculate
 from cairn.labs.serving.structured_output import follows
-from cairn.models.build import Build
-from cairn.models.generate import Generation, Sampling
+from cairn.models.build import ModelBuild
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 from cairn.serve.engine.request import Limits
@@ -25,7 +25,7 @@ LIMITS = Limits(rows=4, step_tokens=64, context=256, pages=256, page_size=16, vo
 @pytest.fixture(scope="module")
 def model():
     torch.set_num_threads(1)
-    return random_model(preset("tiny-llama"), Build("cpu", torch.float32)).eval()
+    return random_model(preset("tiny-llama"), ModelBuild("cpu", torch.float32)).eval()
 
 
 # -- speculation -----------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_accepted_are_the_first_ones_that_agree():
 def test_guessing_changes_no_token(model, most):
     """The plain generator is the reference; random weights repeat themselves soon, so guesses are tried."""
     prompt = [5, 9, 5, 9, 5]
-    plain = list(Generation(model, prompt, Sampling(max_tokens=40), ()))
+    plain = list(Generation(model, prompt, GenerateSampling(max_tokens=40), ()))
     told = speculate(model, prompt, 40, most)
     assert told.tokens == plain
     assert told.accepted <= told.guessed

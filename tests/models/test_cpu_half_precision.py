@@ -10,7 +10,7 @@ from cairn.hw import cpu_types
 from cairn.models.cpu_half_precision import Conv1d, attention, einsum, linear, matmul
 from cairn.models.speech.load import open_whisper
 from cairn.models.text_to_text.load import load_t5
-from cairn.models.text_to_text.model import Written
+from cairn.models.text_to_text.model import DecodedTokens
 
 BF16, F16 = torch.bfloat16, torch.float16
 STEP = {BF16: 2**-8, F16: 2**-11}  # the largest relative error of one rounding
@@ -106,7 +106,7 @@ def whisper_logits(folder, dtype):
 
 def t5_logits(folder, dtype):
     model = load_t5(folder, dtype=dtype)
-    return model.read(torch.arange(9), Written(), model.remember(torch.arange(2, 40)))
+    return model.read(torch.arange(9), DecodedTokens(), model.remember(torch.arange(2, 40)))
 
 
 def saved_t5(folder):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cairn.core.errors import RequestError, UnsupportedModel, WeightsError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.families import encoder_spec
 from cairn.models.encoder.head import classifier_head, probabilities
@@ -49,7 +49,9 @@ def test_the_form_of_a_gpu_computes_the_same(family, tmp_path, monkeypatch):
     from cairn.models.encoder.gpu_form import PackedStep
 
     opened = open_encoder(str(tiny_encoders.save(tmp_path, tiny_encoders.reference(family))))
-    model = load_encoder(opened.encoder, opened.tensors, Build("cpu", torch.float32, fused=True))
+    model = load_encoder(
+        opened.encoder, opened.tensors, ModelBuild("cpu", torch.float32, fused=True)
+    )
     texts, attend = texts_of(opened.spec.vocab), Bidirectional(LENGTHS)
     found = []
     for step in (form.packed_step, lambda _, *given: PackedStep(*given)):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cairn.models.attend import Rule
-from cairn.models.build import Build
+from cairn.models.attend import AttentionRule
+from cairn.models.build import ModelBuild
 from cairn.models.encoder import model as form
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.spec import EncoderSpec
@@ -25,7 +25,7 @@ def test_variable_lengths_equal_the_plain_form(heads, groups, width, window):
         torch.randn(sum(lengths), *shape, device="cuda", dtype=torch.bfloat16, generator=draw)
         for shape in shapes
     )
-    rule = Rule(0, width**-0.5, window)
+    rule = AttentionRule(0, width**-0.5, window)
     plain = Bidirectional(lengths, "cuda", plain=True)(q.float(), k.float(), v.float(), rule)
     fast = Bidirectional(lengths, "cuda")(q, k, v, rule)
     torch.testing.assert_close(fast.float(), plain, atol=2e-2, rtol=2e-2)
@@ -44,7 +44,9 @@ def test_kernels_err_no_more_than_torch_in_bfloat16(activation, monkeypatch):
 
     @torch.inference_mode()
     def states(dtype: torch.dtype) -> torch.Tensor:
-        model = form.Encoder(EncoderSpec(shape, token_types=2), Build("meta", dtype, fused=True))
+        model = form.Encoder(
+            EncoderSpec(shape, token_types=2), ModelBuild("meta", dtype, fused=True)
+        )
         fill_random(model, model.slots(), torch.device("cuda"), 0)
         attend = Bidirectional(lengths, "cuda")
         return model(tokens_T, attend.positions_T(), attend).float()

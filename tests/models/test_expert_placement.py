@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.expert_placement import Placement, evenly, moves, place, rebalance
+from cairn.models.expert_placement import ExpertPlacement, evenly, moves, place, rebalance
 from cairn.models.expert_ranks import RankExperts
 from cairn.models.export import export
 from cairn.models.fused_experts import experts_product
@@ -92,7 +92,7 @@ class OneOfMany:
 @pytest.mark.parametrize("slots", [0, 3], ids=["once", "with copies"])
 def test_ranks_that_share_the_experts_add_up_to_the_layer(slots):
     spec = preset("tiny-moe")
-    whole = random_model(spec, Build("cpu", torch.float32, fused=True))
+    whole = random_model(spec, ModelBuild("cpu", torch.float32, fused=True))
     layer = whole.layers[0].feed_forward
     experts, ranks = layer.experts, 4
     layer.router.weight.mul_(20)
@@ -100,7 +100,7 @@ def test_ranks_that_share_the_experts_add_up_to_the_layer(slots):
     x_TD = torch.randn(13, spec.hidden)
     plain_TD, fused_TD = torch.zeros_like(x_TD), torch.zeros_like(x_TD)
     for rank in range(ranks):
-        build = Build("cpu", torch.float32, OneOfMany(rank, ranks))
+        build = ModelBuild("cpu", torch.float32, OneOfMany(rank, ranks))
         part = RankExperts(build, spec, experts, placement)
         part.router.weight.copy_(layer.router.weight)
         for place_here, expert in enumerate(part.here):
@@ -114,7 +114,7 @@ def test_ranks_that_share_the_experts_add_up_to_the_layer(slots):
 
 @torch.no_grad()
 def test_a_rank_reads_its_experts_of_a_checkpoint(tmp_path):
-    whole = random_model(preset("tiny-moe"), Build("cpu", torch.float32))
+    whole = random_model(preset("tiny-moe"), ModelBuild("cpu", torch.float32))
     export(whole, tmp_path)
     part = open_checkpoint(tmp_path).load("cpu", torch.float32, shards=OneOfMany(1, 2))
     here = part.layers[0].feed_forward
@@ -126,7 +126,11 @@ def test_a_rank_reads_its_experts_of_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: evenly(3, 4), lambda: place([1.0] * 9, 2, 4), lambda: Placement(3, ((0,), (2,)))],
+    [
+        lambda: evenly(3, 4),
+        lambda: place([1.0] * 9, 2, 4),
+        lambda: ExpertPlacement(3, ((0,), (2,))),
+    ],
 )
 def test_what_does_not_fit_is_refused(make):
     with pytest.raises(ConfigError):

@@ -14,8 +14,8 @@ from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import quantize
 from cairn.models import fused_experts
 from cairn.models.activation import ACTIVATIONS
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused import FusedResidual
 from cairn.models.fused_experts import experts_product
@@ -32,7 +32,7 @@ def a_model(experts: Experts, gated: bool = True) -> Transformer:
         family="any", vocab=30, hidden=12, layers=2, heads=2, kv_heads=1, head_dim=4,
         intermediate=10, context=32, gated=gated, experts=experts,
     )  # fmt: skip
-    model = random_model(spec, Build("cpu", torch.float32))
+    model = random_model(spec, ModelBuild("cpu", torch.float32))
     with torch.no_grad():
         for parameter in model.parameters():  # large enough for the gates to differ
             parameter.mul_(25)
@@ -97,10 +97,10 @@ def test_a_token_is_served_alike_in_any_company():
     """No capacity, no dropping: what a token gets does not depend on the others."""
     model = a_model(Experts(count=5, per_token=2, intermediate=6))
     tokens_T = torch.arange(20) % 30
-    together = Packed([1] * 20)
+    together = PackedDocuments([1] * 20)
     hidden_TD = model(tokens_T, together.positions_T(), together)
     for token in (0, 7, 19):
-        alone = Packed([1])
+        alone = PackedDocuments([1])
         hidden_1D = model(tokens_T[token : token + 1], alone.positions_T(), alone)
         torch.testing.assert_close(hidden_TD[token], hidden_1D[0], atol=1e-3, rtol=1e-3)
 
@@ -159,7 +159,7 @@ def unwritten(chosen_TK: torch.Tensor, count: int) -> Pairs:
 
 def test_biases_and_a_clamped_gate_are_the_same_through_the_kernels(monkeypatch):
     spec = preset("tiny-gpt-oss")
-    model = random_model(spec, Build("cpu", torch.float32, fused=True)).requires_grad_(False)
+    model = random_model(spec, ModelBuild("cpu", torch.float32, fused=True)).requires_grad_(False)
     layer = cast(ExpertLayer, cast(Layer, model.layers[0]).feed_forward)
     for name, parameter in layer.named_parameters():
         parameter.normal_(0, 1 if "bias" in name or "router" in name else 0.3)
@@ -176,7 +176,7 @@ def test_biases_and_a_clamped_gate_are_the_same_through_the_kernels(monkeypatch)
 
 
 def test_many_tokens_are_summed_by_the_norm_that_follows(monkeypatch):
-    model = random_model(preset("tiny-moe"), Build("cpu", torch.float32, fused=True))
+    model = random_model(preset("tiny-moe"), ModelBuild("cpu", torch.float32, fused=True))
     first = cast(Layer, model.requires_grad_(False).layers[0])
     layer, norm = cast(ExpertLayer, first.feed_forward), first.feed_forward_norm
     x_TD = torch.randn(7, layer.hidden)

@@ -19,8 +19,8 @@ from cairn.models.attend import Cached, KVCache
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import (
     DEFAULT_MAX_TOKENS,
+    GenerateSampling,
     Generation,
-    Sampling,
     budget,
     next_logits,
     probabilities,
@@ -37,7 +37,7 @@ def model():
 
 
 def generate(model, prompt=PROMPT, eos_ids=(), **sampling) -> tuple[list[int], str | None]:
-    generation = Generation(model, prompt, Sampling(**sampling), eos_ids)
+    generation = Generation(model, prompt, GenerateSampling(**sampling), eos_ids)
     return list(generation), generation.finish
 
 
@@ -92,14 +92,16 @@ def test_without_an_end_generation_has_the_length_asked_for(model):
 
 
 def test_a_generation_that_is_not_over_has_no_reason_to_be(model):
-    generation = Generation(model, PROMPT, Sampling(max_tokens=3), ())
+    generation = Generation(model, PROMPT, GenerateSampling(max_tokens=3), ())
     assert generation.finish is None
     next(iter(generation))
     assert generation.finish is None
 
 
 def test_a_generation_can_be_repeated(model):
-    generation = Generation(model, PROMPT, Sampling(max_tokens=5, temperature=1.0, seed=4), ())
+    generation = Generation(
+        model, PROMPT, GenerateSampling(max_tokens=5, temperature=1.0, seed=4), ()
+    )
     assert list(generation) == list(generation)
 
 
@@ -136,7 +138,9 @@ def test_the_distribution_is_that_of_transformers(logits_V, temperature, top_k, 
     before_cut = warped(logits_V, temperature, top_k, 1.0).sort(descending=True).values.double()
     # Where a sum of probabilities is top_p but for rounding, both answers are right.
     assume(((before_cut.cumsum(0) - top_p).abs() > 1e-5).all() or top_p == 1)
-    ours = probabilities(logits_V, Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
+    ours = probabilities(
+        logits_V, GenerateSampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    )
     theirs = warped(logits_V, temperature, top_k, top_p)
     assert torch.equal(ours > 0, theirs > 0)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
@@ -144,7 +148,7 @@ def test_the_distribution_is_that_of_transformers(logits_V, temperature, top_k, 
 
 @given(distinct_logits, temperatures, st.integers(1, 40))
 def test_top_k_keeps_the_k_most_likely(logits_V, temperature, top_k):
-    weights_V = probabilities(logits_V, Sampling(temperature=temperature, top_k=top_k))
+    weights_V = probabilities(logits_V, GenerateSampling(temperature=temperature, top_k=top_k))
     kept = set(logits_V.topk(min(top_k, len(logits_V))).indices.tolist())
     assert set(weights_V.nonzero().flatten().tolist()) <= kept
     assert weights_V.sum() == pytest.approx(1, abs=1e-5)
@@ -155,7 +159,7 @@ def test_top_p_keeps_the_fewest_that_reach_p_even_among_equals(values, temperatu
     logits_V = torch.tensor(values) / 2
     whole_V = (logits_V.double() / temperature).softmax(-1).sort(descending=True).values
     assume(((whole_V.cumsum(0) - top_p).abs() > 1e-5).all())
-    weights_V = probabilities(logits_V, Sampling(temperature=temperature, top_p=top_p))
+    weights_V = probabilities(logits_V, GenerateSampling(temperature=temperature, top_p=top_p))
     needed = int((whole_V.cumsum(0) < top_p).sum()) + 1
     assert int((weights_V > 0).sum()) == needed
     assert weights_V.sort(descending=True).values[0] == weights_V.max() > 0
@@ -164,21 +168,21 @@ def test_top_p_keeps_the_fewest_that_reach_p_even_among_equals(values, temperatu
 @given(distinct_logits)
 def test_a_temperature_near_zero_is_greedy(logits_V):
     for temperature in (1e-6, 1e-30, 1e-40, 5e-324):
-        weights_V = probabilities(logits_V, Sampling(temperature=temperature))
+        weights_V = probabilities(logits_V, GenerateSampling(temperature=temperature))
         assert weights_V[logits_V.argmax()] == 1
         assert weights_V.sum() == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_the_distribution_is_computed_in_float32(dtype):
-    weights_V = probabilities(torch.arange(300).to(dtype) / 64, Sampling(temperature=1.0))
+    weights_V = probabilities(torch.arange(300).to(dtype) / 64, GenerateSampling(temperature=1.0))
     assert weights_V.dtype == torch.float32
     assert weights_V.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_draws_come_from_what_is_left_and_reach_all_of_it():
     logits_V = torch.tensor([1.0, 4.0, 3.5, -2.0, 3.0])
-    sampling = Sampling(temperature=1.0, top_k=3)
+    sampling = GenerateSampling(temperature=1.0, top_k=3)
     generator = torch.Generator().manual_seed(0)
     assert {sample(logits_V, sampling, generator) for _ in range(200)} == {1, 2, 4}
 
@@ -187,7 +191,7 @@ def test_draws_follow_the_probabilities():
     """A fixed seed, so that this is no matter of luck: 4000 draws, four standard deviations."""
     logits_V = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
     generator = torch.Generator().manual_seed(1)
-    draws = [sample(logits_V, Sampling(temperature=1.0), generator) for _ in range(4000)]
+    draws = [sample(logits_V, GenerateSampling(temperature=1.0), generator) for _ in range(4000)]
     for token, share in enumerate((0.1, 0.2, 0.3, 0.4)):
         assert draws.count(token) / 4000 == pytest.approx(share, abs=4 * (share / 4000) ** 0.5)
 
@@ -242,7 +246,7 @@ def test_one_candidate_is_greedy_whatever_the_seed(model):
 )
 def test_a_bad_sampling_value_is_refused_with_its_range(name, value, expected):
     with pytest.raises(RequestError) as caught:
-        Sampling(**{name: value})
+        GenerateSampling(**{name: value})
     assert caught.value.message == f"{name} is {value}"
     assert caught.value.hint == f"it has to be {expected}"
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cairn.core.errors import UnsupportedModel, WeightsError
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.families import from_hf
 from cairn.models.gguf.block_types import BLOCK_TYPES
@@ -207,7 +207,7 @@ def test_a_file_whose_tensors_have_other_names_than_the_checkpoint_runs_alike(ma
     tensors = {name: single.tensor(name).contiguous() for name in single.names()}
     opened = open_checkpoint(tiny_gguf.convert(config, tensors, tmp_path / "m.gguf"))
     tokens_T = torch.arange(100) * 7 % 151 + 3
-    attend = Packed([100])
+    attend = PackedDocuments([100])
     ours = opened.load("cpu", torch.float32)
     with torch.no_grad():
         logits = ours.logits(ours(tokens_T, attend.positions_T(), attend))

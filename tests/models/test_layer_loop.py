@@ -11,8 +11,8 @@ from cairn.kernels.layer import activation as kernels_activation
 from cairn.kernels.norm.join_norm import join_add_rmsnorm_reference
 from cairn.kernels.norm.rmsnorm import add_rmsnorm_reference, rmsnorm_reference
 from cairn.models import activation, fused
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.eagle import EagleHead, random_spec
 from cairn.models.fused import Fused
@@ -107,7 +107,7 @@ def kernels(monkeypatch):
 
 
 def model_of(spec: ModelSpec, is_fused: bool = True) -> Transformer:
-    return random_model(spec, Build("cpu", fused=is_fused), seed=3).requires_grad_(False)
+    return random_model(spec, ModelBuild("cpu", fused=is_fused), seed=3).requires_grad_(False)
 
 
 FEW = [
@@ -188,7 +188,7 @@ def test_a_lean_step_has_no_more_operations_than_it_needs():
 def test_layers_hand_out_their_hidden_states(family):
     """What the first n layers leave is what the model of n layers has before its last norm."""
     model = open_checkpoint(tiny_checkpoints.folder(family)).load("cpu", torch.float32)
-    attend, tokens = Packed([4, 3]), torch.arange(7)
+    attend, tokens = PackedDocuments([4, 3]), torch.arange(7)
     last = model.spec.layers - 1
     hidden, tapped = model.tapped(tokens, attend.positions_T(), attend, (0, last))
     assert torch.equal(model.norm(tapped[1]), hidden)
@@ -225,7 +225,7 @@ class Unturned(Heads):
 def test_a_head_in_kernels_passes_as_the_plain_one(kernels, rows, before):
     spec = random_spec(QWEN)
     spec = msgspec.structs.replace(spec, taps=(0, 1, 1), norm_before_residual=before)
-    head = EagleHead(spec, Build("cpu", fused=True), 2).requires_grad_(False)
+    head = EagleHead(spec, ModelBuild("cpu", fused=True), 2).requires_grad_(False)
     for parameter in head.parameters():
         parameter.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(4))
     form, places = FusedHead(head, 32, rows), torch.zeros(rows, dtype=torch.int32)
@@ -243,7 +243,7 @@ def test_a_head_in_kernels_passes_as_the_plain_one(kernels, rows, before):
 @torch.inference_mode()
 def test_a_head_takes_the_form_of_its_model_where_it_has_one():
     spec = msgspec.structs.replace(QWEN, hidden=128, head_dim=64, intermediate=256)
-    model, build = model_of(spec), Build("cpu", fused=True)
+    model, build = model_of(spec), ModelBuild("cpu", fused=True)
     head = EagleHead(random_spec(spec), build, 2).requires_grad_(False)
     assert convert_drafter(head, model) is None
     convert_weights(model, "w4a16")

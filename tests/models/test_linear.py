@@ -11,23 +11,23 @@ import cairn
 from cairn.core.errors import ConfigError
 from cairn.kernels.quantize.quantize import dequantize_reference
 from cairn.models.activation import Gate
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.fused import Fused
 from cairn.models.lean import Lean
 from cairn.models.linear.convert import convert_weights
 from cairn.models.linear.form import PLAIN, Epilogue, Kernels
 from cairn.models.linear.fp8_rows import Fp8Rows
-from cairn.models.linear.maps import Columns, Rows, held_bytes, linears
-from cairn.models.linear.transposed import Transposed
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear, held_bytes, linears
+from cairn.models.linear.transposed import TransposedForm
 from cairn.models.presets import preset
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 
 
-def columns(fused: bool = True, bias: bool = True) -> Columns:
-    part = Columns(Build("cpu", fused=fused), 32, {"gate": 24, "up": 24}, bias)
+def columns(fused: bool = True, bias: bool = True) -> ColumnParallelLinear:
+    part = ColumnParallelLinear(ModelBuild("cpu", fused=fused), 32, {"gate": 24, "up": 24}, bias)
     for parameter in part.parameters():
         parameter.data.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
     return part.requires_grad_(False)
@@ -49,7 +49,7 @@ def test_sizes_are_compared_with_the_first_and_the_last_alone():
 
         __hash__ = int.__hash__
 
-    form = Transposed(torch.randn(4, 8))
+    form = TransposedForm(torch.randn(4, 8))
     assert [rows for rows in range(300) if form.covers(Size(rows))] == [*range(2, 193)]
     assert compared == []
 
@@ -57,7 +57,7 @@ def test_sizes_are_compared_with_the_first_and_the_last_alone():
 @pytest.mark.parametrize("rows", [1, 5, 200])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("gate", [None, Gate("silu", True)])
-@pytest.mark.parametrize("form", [None, Transposed, Fp8Rows])
+@pytest.mark.parametrize("form", [None, TransposedForm, Fp8Rows])
 def test_every_form_is_the_float64_product_of_what_it_stands_for(form, gate, fused, rows):
     part, x_MK = columns(fused), torch.randn(rows, 32)
     weight, bias = part.joined(), torch.cat([owner.bias for owner in part.owners()])
@@ -93,13 +93,13 @@ def test_an_adapter_adds_to_the_product_before_its_activation(kernels, form):
 def test_every_form_of_the_model_asks_the_adapter():
     model, delta = tiny(), torch.full((1,), 0.05)
     for part in linears(model):
-        if isinstance(part, Rows):
+        if isinstance(part, RowParallelLinear):
             part.addend = lambda x, n=part.shape[0]: (delta * x.sum(-1, keepdim=True)).expand(-1, n)
-    attend = Packed([9])
+    attend = PackedDocuments([9])
     tokens, positions = torch.arange(9), attend.positions_T()
     found = model(tokens, positions, attend)
     for part in linears(model):
-        if isinstance(part, Rows):  # the same as a change of the weights
+        if isinstance(part, RowParallelLinear):  # the same as a change of the weights
             part.addend = None
             part.weight.data += delta
     torch.testing.assert_close(found, model(tokens, positions, attend), rtol=1e-4, atol=1e-4)
@@ -107,7 +107,7 @@ def test_every_form_of_the_model_asks_the_adapter():
 
 def test_a_model_in_fp8_is_near_and_smaller():
     model = tiny()
-    attend = Packed([15])
+    attend = PackedDocuments([15])
     tokens, positions = torch.arange(1, 16), attend.positions_T()
     with torch.inference_mode():
         exact = model.logits(model(tokens, positions, attend))
@@ -126,8 +126,8 @@ def test_a_model_in_fp8_is_near_and_smaller():
 
 @pytest.mark.parametrize(("form", "error"), [("fp8", 0.1), ("mxfp4", 0.5)])
 def test_experts_in_another_form_are_near_and_smaller(form, error):
-    model = random_model(preset("tiny-moe"), Build("cpu"))
-    attend = Packed([15])
+    model = random_model(preset("tiny-moe"), ModelBuild("cpu"))
+    attend = PackedDocuments([15])
     tokens, positions = torch.arange(1, 16), attend.positions_T()
     with torch.inference_mode():
         exact, before = model(tokens, positions, attend), held_bytes(model)
@@ -145,7 +145,7 @@ def test_mxfp4_is_a_form_of_experts_alone():
 
 def test_products_in_another_form_do_not_share_the_chip():
     """Two halves of a step want kernels that leave room: those exist for floating point only."""
-    model = random_model(preset("tiny-qwen3"), Build("cpu", fused=True))
+    model = random_model(preset("tiny-qwen3"), ModelBuild("cpu", fused=True))
     assert Fused(model, 32).small(8)
     convert_weights(model, "fp8")
     assert not Fused(model, 32).small(8)

@@ -14,8 +14,8 @@ import transformers
 from quantized_files import mxfp4_blocks
 from safetensors.torch import save_file
 
-from cairn.models.attend import Cached, KVCache, Packed
-from cairn.models.build import Build
+from cairn.models.attend import Cached, KVCache, PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.maps import held_bytes
@@ -124,7 +124,7 @@ def tokens(count: int) -> torch.Tensor:
 
 
 def logits(model: Transformer, tokens_T: torch.Tensor) -> torch.Tensor:
-    attend = Packed([len(tokens_T)])
+    attend = PackedDocuments([len(tokens_T)])
     return model.logits(model(tokens_T, attend.positions_T(), attend))
 
 
@@ -194,7 +194,7 @@ def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_p
 def test_a_model_without_windows_of_a_family_with_windows_is_read_by_the_reference(tmp_path):
     """Its mask of a window is made whether or not a layer wants it."""
     spec = msgspec.structs.replace(preset("tiny-gpt-oss"), windows=(0,) * 4)
-    model = random_model(spec, Build("cpu"), 1).eval()
+    model = random_model(spec, ModelBuild("cpu"), 1).eval()
     export(model, tmp_path / "ours")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "ours", attn_implementation="eager"

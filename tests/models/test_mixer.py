@@ -6,14 +6,14 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.models import mixer
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.cache import Plane, cache_bytes_per_token
 from cairn.models.fused import Fused
 from cairn.models.layer_loop import Sublayer
 from cairn.models.lean import Lean
-from cairn.models.linear.maps import Columns, Rows
-from cairn.models.mixer import MIXERS, Registration
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
+from cairn.models.mixer import MIXERS, MixerRegistration
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 
@@ -23,8 +23,8 @@ class Latent(Sublayer):
 
     def __init__(self, build, spec, layer):
         super().__init__()
-        self.inner = Columns(build, spec.hidden, {"q": 8, "kv": 8}, bias=False)
-        self.out = Rows(build, 8, spec.hidden, bias=False)
+        self.inner = ColumnParallelLinear(build, spec.hidden, {"q": 8, "kv": 8}, bias=False)
+        self.out = RowParallelLinear(build, 8, spec.hidden, bias=False)
 
     def plain(self, x_TD, step):
         q_TC, kv_TC = self.inner(x_TD)
@@ -51,17 +51,17 @@ class LatentShape:
 
 @pytest.fixture
 def latent(monkeypatch):
-    monkeypatch.setitem(MIXERS, "narrow", Registration(LatentShape(), __name__, "Latent"))
+    monkeypatch.setitem(MIXERS, "narrow", MixerRegistration(LatentShape(), __name__, "Latent"))
     return msgspec.structs.replace(preset("tiny-llama"), mixer="narrow")
 
 
 @torch.inference_mode()
 def test_a_registered_mixer_is_built_counted_and_run_in_every_form(latent):
-    model = random_model(latent, Build("cpu", fused=True))
+    model = random_model(latent, ModelBuild("cpu", fused=True))
     assert sum(p.numel() for p in model.parameters()) == latent.parameters()
     assert latent.attention_flops(3) == latent.layers * 4 * 8 * (1 + 2 + 3)
     assert cache_bytes_per_token(latent, 2) == latent.layers * 8 * 2
-    attend, tokens = Packed([5]), torch.arange(5)
+    attend, tokens = PackedDocuments([5]), torch.arange(5)
     expected = model(tokens, attend.positions_T(), attend)
     for form in (Lean(model), Fused(model, 64)):  # their other parts stay lean and fused
         found = form(tokens, attend.positions_T(), attend)
@@ -72,4 +72,4 @@ def test_a_mixer_that_nobody_registered_is_refused_with_those_that_are():
     with pytest.raises(ConfigError, match="mixer is psychic") as refused:
         msgspec.structs.replace(preset("tiny-llama"), mixer="psychic")
     assert "attention" in (refused.value.hint or "")
-    assert mixer.make_mixer("attention", Build(), preset("tiny-llama"), 0).heads > 0
+    assert mixer.make_mixer("attention", ModelBuild(), preset("tiny-llama"), 0).heads > 0

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import torch
 
-from cairn.models.attend import Cached, KVCache, Packed
-from cairn.models.build import Build
+from cairn.models.attend import Cached, KVCache, PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.fused_experts import experts_product
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.linear.form import Epilogue, Kernels
 from cairn.models.linear.fp8_rows import Fp8Rows
 from cairn.models.linear.gpu_product import gpu_product
@@ -49,7 +49,7 @@ def memory(model):
 def logits(model, lengths=LENGTHS):
     device = model.embedding.weight.device
     tokens_T = torch.arange(sum(lengths), device=device) * 37 % model.spec.vocab
-    attend = Packed(lengths, device)
+    attend = PackedDocuments(lengths, device)
     with torch.inference_mode():
         return model.logits(model(tokens_T, attend.positions_T(), attend)).float().cpu()
 
@@ -61,7 +61,7 @@ def relative(ours, exact):
 @pytest.fixture(params=TINY)
 def exact(request):
     """Random weights, and their logits in float32 on the CPU."""
-    model = random_model(preset(request.param), Build("cpu", torch.float32), seed=1)
+    model = random_model(preset(request.param), ModelBuild("cpu", torch.float32), seed=1)
     with torch.no_grad():  # larger than the initial ones, so that attention is not flat
         for parameter in model.parameters():
             parameter.mul_(8 if parameter.ndim > 1 else 1)
@@ -74,7 +74,7 @@ def exact(request):
 )
 def test_packed_logits_equal_the_cpu(exact, fused, dtype, tolerance):
     """By the median row: rounding sends a few rows to other experts, on a CPU in the same type as well."""
-    model = load_model(exact.spec, memory(exact), Build("cuda", dtype, fused=fused))
+    model = load_model(exact.spec, memory(exact), ModelBuild("cuda", dtype, fused=fused))
     ours_TV, exact_TV = logits(model), logits(exact)
     error_T = (ours_TV - exact_TV).norm(dim=1) / exact_TV.norm(dim=1)
     assert error_T.median() < tolerance
@@ -82,7 +82,7 @@ def test_packed_logits_equal_the_cpu(exact, fused, dtype, tolerance):
 
 
 def test_the_cache_gives_what_packing_gives(exact):
-    model = load_model(exact.spec, memory(exact), Build("cuda", torch.float32, fused=True))
+    model = load_model(exact.spec, memory(exact), ModelBuild("cuda", torch.float32, fused=True))
     tokens_T = torch.arange(30, device="cuda") * 37 % model.spec.vocab
     cache = KVCache(model.spec, 30, torch.float32, "cuda")
     pieces = []
@@ -96,17 +96,17 @@ def test_the_cache_gives_what_packing_gives(exact):
 
 def test_layout_does_not_change_random_weights():
     spec = preset("tiny-moe")
-    first, second = (random_model(spec, Build("cuda", torch.float32, fused=f)) for f in (0, 1))
+    first, second = (random_model(spec, ModelBuild("cuda", torch.float32, fused=f)) for f in (0, 1))
     assert (
         torch.equal(logits(first), logits(second)) or relative(logits(first), logits(second)) < 1e-5
     )  # one product or three round differently
 
 
 def test_sampling_on_the_gpu_follows_its_seed():
-    model = random_model(preset("tiny-llama"), Build("cuda", torch.float32))
+    model = random_model(preset("tiny-llama"), ModelBuild("cuda", torch.float32))
 
     def draw(seed):
-        sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=seed, max_tokens=20)
+        sampling = GenerateSampling(temperature=1.0, top_p=0.9, top_k=50, seed=seed, max_tokens=20)
         return list(Generation(model, [1, 2, 3], sampling, ()))
 
     assert draw(7) == draw(7)
@@ -136,7 +136,9 @@ def test_invariant_products_of_any_width(outputs, inputs, eight_bits):
 def test_invariant_experts_in_any_company():
     """Where there are few tokens, too, whose parts the next norm would sum otherwise."""
     spec = msgspec.structs.replace(preset("qwen3-30b-a3b"), layers=1, vocab=1024)
-    layer = random_model(spec, Build("cuda", torch.bfloat16, fused=True)).layers[0].feed_forward
+    layer = (
+        random_model(spec, ModelBuild("cuda", torch.bfloat16, fused=True)).layers[0].feed_forward
+    )
     x_TD = torch.randn(2100, spec.hidden, device="cuda").bfloat16()
     with torch.inference_mode():
         of = [

@@ -6,8 +6,8 @@ import pytest
 import tiny_checkpoints
 import torch
 
-from cairn.models.attend import Cached, KVCache, Packed
-from cairn.models.build import Build
+from cairn.models.attend import Cached, KVCache, PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.families import from_hf
 from cairn.models.safetensors_file import SafetensorsFolder, read_json
 from cairn.models.transformer import Transformer
@@ -20,7 +20,9 @@ families = pytest.mark.parametrize("name", tiny_checkpoints.FAMILY_NAMES)
 def load(name: str, **build) -> Transformer:
     folder = tiny_checkpoints.folder(name)
     spec = from_hf(read_json(folder / "config.json"))
-    return load_model(spec, SafetensorsFolder(folder), Build("cpu", torch.float32, **build)).eval()
+    return load_model(
+        spec, SafetensorsFolder(folder), ModelBuild("cpu", torch.float32, **build)
+    ).eval()
 
 
 def tokens(count: int, seed: int = 0) -> torch.Tensor:
@@ -52,7 +54,7 @@ def greedy_oracle(name: str) -> list[int]:
 
 
 def packed_logits(model: Transformer, documents: list[torch.Tensor]) -> torch.Tensor:
-    attend = Packed([len(d) for d in documents])
+    attend = PackedDocuments([len(d) for d in documents])
     return model.logits(model(torch.cat(documents), attend.positions_T(), attend))
 
 

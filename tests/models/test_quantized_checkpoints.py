@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.linear.maps import linears
 from cairn.models.quantized.planes import Planes
@@ -22,7 +22,7 @@ TOKENS = [3, 17, 29, 5, 11, 23, 2, 31]
 
 
 def logits_of(model) -> torch.Tensor:
-    attend = Packed([len(TOKENS)])
+    attend = PackedDocuments([len(TOKENS)])
     with torch.no_grad():
         return model.logits(model(torch.tensor(TOKENS), attend.positions_T(), attend))
 

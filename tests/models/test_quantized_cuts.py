@@ -12,11 +12,11 @@ from quantized_files import CASES
 from test_quantized_formats import Tensors, llama, logits_of, quantised, write
 
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.fp8_planes import Fp8Blocks, Fp8Planes
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.linear.planes_form import PlanesForm, SideBySide
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.scheme import quantization_of
@@ -118,10 +118,10 @@ def test_each_rank_has_its_share_of_the_planes(tmp_path, case):
     whole = checkpoint.load("cpu", torch.float32)
     for rank in range(2):
         notes: list[str] = []
-        build = Build("cpu", torch.float32, Place(rank, 2), fused=True)
+        build = ModelBuild("cpu", torch.float32, Place(rank, 2), fused=True)
         model = load_model(checkpoint.spec, checkpoint.tensors, build, notes=notes)
         for path, part in model.named_modules():
-            if isinstance(part, Columns | Rows):
+            if isinstance(part, ColumnParallelLinear | RowParallelLinear):
                 slots = [slot for slot in part.slots() if slot.name.endswith("weight")]
                 weights = [whole.get_parameter(f"{path}.{slot.name}") for slot in slots]
                 shares = [slot.share(w) for slot, w in zip(slots, weights, strict=True)]
@@ -136,7 +136,7 @@ def test_each_rank_has_its_share_of_the_planes(tmp_path, case):
 @pytest.mark.parametrize("case", ["gptq", "awq"])
 def test_ranks_that_cut_a_group_are_refused_from_headers(tmp_path, case):
     checkpoint, _ = quantised(tmp_path, case)
-    build = Build("cpu", torch.float32, Place(1, 2), fused=True)
+    build = ModelBuild("cpu", torch.float32, Place(1, 2), fused=True)
     with pytest.raises(ConfigError) as error:
         load_model(checkpoint.spec, checkpoint.tensors, build, notes=[])
     assert error.value.message == (

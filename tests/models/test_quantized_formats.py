@@ -14,7 +14,7 @@ from quantized_files import CASES, gptq, mxfp4_blocks
 from safetensors.torch import save_file
 
 from cairn.core.errors import CairnError, UnsupportedModel, WeightsError
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.linear.maps import Vocabulary, linears
 from cairn.models.quantized.gguf_blocks import BLOCKS, block_planes
@@ -86,7 +86,7 @@ def quantised(folder: Path, case: str) -> tuple[Checkpoint, torch.Tensor]:
 
 
 def logits_of(model) -> torch.Tensor:
-    attend = Packed([len(TOKENS)])
+    attend = PackedDocuments([len(TOKENS)])
     with torch.no_grad():
         return model.logits(model(torch.tensor(TOKENS), attend.positions_T(), attend))
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.export import export
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.hub import resolve
 from cairn.models.runnable import open_model
 from cairn.models.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ stories = pytest.mark.parametrize("name", STORIES)
 
 
 def greedy(model: Transformer, prompt: list[int], max_tokens: int, eos_ids=()) -> list[int]:
-    return list(Generation(model, prompt, Sampling(max_tokens=max_tokens), eos_ids))
+    return list(Generation(model, prompt, GenerateSampling(max_tokens=max_tokens), eos_ids))
 
 
 def told(checkpoint: Checkpoint, tokenizer: Tokenizer, text: str) -> str:

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Cached, KVCache, Packed, _visible
-from cairn.models.build import Build
+from cairn.models.attend import Cached, KVCache, PackedDocuments, _visible
+from cairn.models.build import ModelBuild
 from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.export import to_hf
 from cairn.models.presets import PRESETS, preset
@@ -135,13 +135,13 @@ def test_a_preset_has_the_published_number_of_parameters(name, total):
 
 @given(shapes())
 def test_counted_parameters_are_those_of_the_built_model(spec):
-    model = Transformer(spec, Build("meta"))
+    model = Transformer(spec, ModelBuild("meta"))
     assert spec.parameters() == sum(p.numel() for p in model.parameters())
 
 
 @given(shapes())
 def test_active_parameters_leave_out_the_experts_that_a_token_does_not_visit(spec):
-    model = Transformer(spec, Build("meta"))
+    model = Transformer(spec, ModelBuild("meta"))
     idle = 0
     for name, parameter in model.named_parameters():
         if spec.experts and name.endswith(("inner_EFD", "down_EDF")):
@@ -166,7 +166,7 @@ def test_weight_bytes_follow_the_type():
 
 def counted_flops(spec: ModelSpec, tokens: int, cached: int, logits: int) -> int:
     """What torch's own counter sees of a step of `tokens` behind `cached` ones."""
-    model = random_model(spec, Build("cpu", torch.float32)).eval()
+    model = random_model(spec, ModelBuild("cpu", torch.float32)).eval()
     cache = KVCache(spec, tokens + cached, torch.float32, "cpu")
     cache.length = cached  # nobody looks at the values
     cache.blocks_L2NKC.zero_()
@@ -212,8 +212,8 @@ def test_forward_flops_of_the_tiny_presets(name):
 def test_training_costs_three_forward_passes():
     """Each product has two gradients of its own size; the first embedding has none."""
     spec = with_changes(layers=1)
-    model = random_model(spec, Build("cpu", torch.float32))
-    attend = Packed([16])
+    model = random_model(spec, ModelBuild("cpu", torch.float32))
+    attend = PackedDocuments([16])
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         hidden_TD = model(torch.arange(16), attend.positions_T(), attend)

@@ -18,12 +18,12 @@ from cairn import LLM
 from cairn.core.errors import CairnError, ModelNotFound, WeightsError
 from cairn.models.hub import PACKAGED, resolve
 from cairn.models.speech.ctranslate2 import read_variables
-from cairn.models.speech.decoding_rules import Decoded, is_silent, looks_wrong, segments
+from cairn.models.speech.decoding_rules import DecodedWindow, is_silent, looks_wrong, segments
 from cairn.models.speech.load import is_whisper, open_whisper
 from cairn.models.speech.mel import RATE, SAMPLES, log_mel
 from cairn.models.speech.sound_file import _read_wave, read_sound, resampled
 from cairn.models.speech.transcribe import Transcriber, WindowOptions
-from cairn.models.speech.windows import Window, windows
+from cairn.models.speech.windows import AudioWindow, windows
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +120,13 @@ def test_what_may_be_said_next_is_what_transformers_allows(transcriber):
 def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
     """A batch says what each window says alone, and that is the argmax under the rules."""
     given_windows = [
-        (Window(0, noise(2)), WindowOptions(language="en", temperature=0.0)),
-        (Window(0, np.zeros(RATE, np.float32)), WindowOptions()),
-        (Window(0, noise(5, 1)), WindowOptions("translate", "de", temperature=0.0)),
-        (Window(0, noise(3, 2)), WindowOptions(language="en", prompt=(40, 41), temperature=0.0)),
+        (AudioWindow(0, noise(2)), WindowOptions(language="en", temperature=0.0)),
+        (AudioWindow(0, np.zeros(RATE, np.float32)), WindowOptions()),
+        (AudioWindow(0, noise(5, 1)), WindowOptions("translate", "de", temperature=0.0)),
+        (
+            AudioWindow(0, noise(3, 2)),
+            WindowOptions(language="en", prompt=(40, 41), temperature=0.0),
+        ),
     ]
     together = transcriber.transcribe(given_windows)
     alone = [transcriber.transcribe([one])[0] for one in given_windows]
@@ -147,7 +150,7 @@ def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
 
 def test_passes_are_counted_so_that_a_server_sees_progress_inside_a_batch(transcriber):
     wanted, before = WindowOptions(language="en", temperature=0.0), transcriber.passes
-    heard = transcriber.transcribe([(Window(0, noise(2, seed)), wanted) for seed in range(2)])
+    heard = transcriber.transcribe([(AudioWindow(0, noise(2, seed)), wanted) for seed in range(2)])
     longest = max(len(one.decoded.tokens) for one in heard)
     spec = transcriber.model.spec
     most = min(spec.context // 2, spec.context - 3)  # three tokens stand before the text
@@ -162,7 +165,7 @@ def test_the_language_is_the_likeliest_one(theirs, transcriber):
         start = torch.tensor([[tokens.start]])
         scores = theirs(input_features=mel, decoder_input_ids=start).logits[0, 0]
     best = max(tokens.languages, key=lambda code: scores[tokens.languages[code]])
-    heard = transcriber.transcribe([(Window(0, sound), WindowOptions(temperature=0.0))])[0]
+    heard = transcriber.transcribe([(AudioWindow(0, sound), WindowOptions(temperature=0.0))])[0]
     assert heard.language == best
     silence = float(scores.softmax(-1)[tokens.no_speech])
     assert heard.decoded.no_speech == pytest.approx(silence, rel=1e-3)
@@ -225,11 +228,11 @@ def test_segments_have_the_times_that_were_said(transcriber):
 
 
 def test_when_a_window_is_decoded_again():
-    good = Decoded([5], -0.3, 0.1, 0.0)
+    good = DecodedWindow([5], -0.3, 0.1, 0.0)
     assert not looks_wrong(good, "a text like any other")
     assert looks_wrong(good, "again and " * 40)
     assert looks_wrong(good._replace(mean_logprob=-1.2), "mumbled")
-    silent = Decoded([5], -1.2, 0.9, 0.0)
+    silent = DecodedWindow([5], -1.2, 0.9, 0.0)
     assert is_silent(silent)
     assert not looks_wrong(silent, "Thank you.")
     assert not is_silent(silent._replace(mean_logprob=-0.5))

@@ -8,7 +8,7 @@ import pytest
 from cairn.core.errors import TokenizerError
 from cairn.models import template_budget
 from cairn.models.chat_template import ChatTemplates
-from cairn.models.template_sandbox import Template
+from cairn.models.template_sandbox import SandboxedTemplate
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -128,5 +128,5 @@ def test_a_long_conversation_is_no_bomb(monkeypatch):
 def test_each_rendering_has_its_own_steps(monkeypatch):
     monkeypatch.setattr(template_budget, "MAX_STEPS", 1000)
     source = "{% for a in range(400) %}{% endfor %}x"
-    template = Template(source, "toy")
+    template = SandboxedTemplate(source, "toy")
     assert all(template.render({}) == "x" for _ in range(15))

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from forked import RankFailed, run_ranks
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.spec import ShortConvSizes
 from cairn.models.weights import random_model
@@ -83,7 +83,7 @@ def loss_and_gradients(spec, build) -> tuple[float, dict[str, torch.Tensor]]:
     """A loss that touches every logit, and this rank's gradient of every slot."""
     model = random_model(spec, build, seed=7)
     tokens_T = torch.arange(sum(LENGTHS)) * 13 % spec.vocab
-    attend = Packed(LENGTHS)
+    attend = PackedDocuments(LENGTHS)
     logits_TV = model.logits(model(tokens_T, attend.positions_T(), attend))
     weights_V = torch.linspace(-1, 1, spec.vocab)
     loss = (logits_TV.float().log_softmax(-1) * weights_V).sum()
@@ -96,7 +96,7 @@ def loss_and_gradients(spec, build) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def one_rank(rank, world, spec, fused):
-    build = Build("cpu", torch.float32, GlooShards(rank, world), fused)
+    build = ModelBuild("cpu", torch.float32, GlooShards(rank, world), fused)
     return loss_and_gradients(spec, build)
 
 
@@ -104,7 +104,7 @@ def one_rank(rank, world, spec, fused):
 @pytest.mark.parametrize("name", SPECS)
 def test_two_ranks_equal_one(name, fused):
     spec = SPECS[name]
-    expected_loss, expected = loss_and_gradients(spec, Build("cpu", torch.float32))
+    expected_loss, expected = loss_and_gradients(spec, ModelBuild("cpu", torch.float32))
     results = run_ranks(2, one_rank, spec, fused)
     layouts = [{s.name: s for s in random_model_slots(spec, rank, fused)} for rank in range(2)]
     for rank, (loss, gradients) in enumerate(results):
@@ -119,20 +119,20 @@ def test_two_ranks_equal_one(name, fused):
 def random_model_slots(spec, rank, fused):
     from cairn.models.transformer import Transformer
 
-    return Transformer(spec, Build("meta", torch.float32, GlooShards(rank, 2), fused)).slots()
+    return Transformer(spec, ModelBuild("meta", torch.float32, GlooShards(rank, 2), fused)).slots()
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded():
     spec = preset("tiny-llama")
     odd = type(spec)(**{f: getattr(spec, f) for f in spec.__struct_fields__} | {"vocab": 161})
-    expected_loss, _ = loss_and_gradients(odd, Build("cpu", torch.float32))
+    expected_loss, _ = loss_and_gradients(odd, ModelBuild("cpu", torch.float32))
     for loss, _ in run_ranks(2, one_rank, odd, False):
         assert loss == pytest.approx(expected_loss, rel=1e-5)
 
 
 def test_too_many_shards_for_the_heads_is_refused_with_a_way_out():
     with pytest.raises(ConfigError, match="tensor parallel 3 does not divide 2 key/value heads"):
-        random_model(preset("tiny-llama"), Build("cpu", torch.float32, GlooShards(0, 3)))
+        random_model(preset("tiny-llama"), ModelBuild("cpu", torch.float32, GlooShards(0, 3)))
 
 
 def test_a_rank_s_exception_reaches_the_test_once_with_its_traceback():

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from cairn.cli.chat import generate
 from cairn.core.errors import UnsupportedModel, UsageError, WeightsError
 from cairn.models.text_to_text.load import load_t5
-from cairn.models.text_to_text.model import Written, answer, buckets_of
+from cairn.models.text_to_text.model import DecodedTokens, answer, buckets_of
 from cairn.models.text_to_text.spec import t5_spec
 
 SIZES = dict(
@@ -47,11 +47,11 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(both):
     model = load_t5(folder)
     source, target = torch.randint(2, 97, (40,)), torch.randint(2, 97, (25,))
     target[0] = 0
-    memory, whole = model.remember(source), Written()
+    memory, whole = model.remember(source), DecodedTokens()
     ours = model.read(target, whole, memory)
     theirs = reference(input_ids=source[None], decoder_input_ids=target[None]).logits[0]
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
-    parts, steps = [], Written()
+    parts, steps = [], DecodedTokens()
     for part in target.split([1, 1, 7, 16]):
         parts.append(model.read(part, steps, memory))
     torch.testing.assert_close(torch.cat(parts), ours, atol=2e-4, rtol=0)

@@ -8,7 +8,7 @@ pytest.importorskip("PIL", reason="pictures are decoded by Pillow")
 import tiny_vision as tiny
 
 from cairn.core.errors import UnsupportedModel
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.families import from_hf
 from cairn.models.safetensors_file import read_json
@@ -119,7 +119,7 @@ def test_logits_are_those_of_transformers(name):
     whole = Chunk(Request(1, ids, SamplingParams(), pieces=pieces), 0, len(ids), 0, (), 1)
     reach_T = next((torch.from_numpy(found.reach_S) for found in reaches_of([whole])), None)
     axes_3T = torch.from_numpy(axes_offsets([whole], len(ids)) + np.arange(len(ids)))
-    attend = Packed([len(ids)], "cpu", reach_T, axes_3T)
+    attend = PackedDocuments([len(ids)], "cpu", reach_T, axes_3T)
     tower, rules = checkpoint.load_tower("cpu", torch.float32), checkpoint.image_rules()
     model.arena_RD = torch.cat(TowerRunner(tower, rules, lambda row, rows: None).rows(pictures))
     words, row = torch.tensor(ids), 0

@@ -19,8 +19,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cairn.core.errors import CairnError, ConfigError, WeightsError
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export, tensors
 from cairn.models.presets import preset
@@ -87,7 +87,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 def logits(model: Transformer) -> torch.Tensor:
-    attend = Packed([40])
+    attend = PackedDocuments([40])
     tokens_T = torch.arange(40) * 7 % model.spec.vocab
     with torch.no_grad():
         return model.logits(model(tokens_T, attend.positions_T(), attend))
@@ -153,7 +153,7 @@ def test_no_shard_is_larger_than_asked_unless_one_tensor_is(tmp_path):
 
 def test_a_model_that_was_made_here_is_read_by_transformers(tmp_path):
     """From a preset, never loaded: the config is ours alone."""
-    model = random_model(preset("tiny-gemma3"), Build("cpu", torch.float32), seed=3)
+    model = random_model(preset("tiny-gemma3"), ModelBuild("cpu", torch.float32), seed=3)
     export(model, tmp_path / "out")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens_T = torch.arange(40) * 7 % model.spec.vocab
@@ -163,10 +163,10 @@ def test_a_model_that_was_made_here_is_read_by_transformers(tmp_path):
 
 
 def test_a_table_of_positions_may_be_longer_than_the_context_that_is_asked_for(tmp_path):
-    model = random_model(preset("tiny-gpt2"), Build("cpu"))
+    model = random_model(preset("tiny-gpt2"), ModelBuild("cpu"))
     export(model, tmp_path / "made")
     shorter = load_model(
-        stretched(model.spec, 8), SafetensorsFolder(tmp_path / "made"), Build("cpu")
+        stretched(model.spec, 8), SafetensorsFolder(tmp_path / "made"), ModelBuild("cpu")
     )
     assert torch.equal(shorter.position_embedding.weight, model.position_embedding.weight[:8])
 
@@ -211,7 +211,7 @@ def test_an_export_that_fails_leaves_no_folder_to_be_taken_for_a_checkpoint(tmp_
 
 
 def test_a_split_model_is_not_exported_from_one_rank(tmp_path):
-    model = random_model(preset("tiny-llama"), Build("cpu", torch.float32, Rank(0, 2)))
+    model = random_model(preset("tiny-llama"), ModelBuild("cpu", torch.float32, Rank(0, 2)))
     with pytest.raises(ConfigError, match="split over 2 ranks"):
         export(model, tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -316,7 +316,7 @@ def test_a_checkpoint_of_bfloat16_takes_its_own_size_of_memory(tmp_path):
         intermediate=3072, context=128, bos_id=1, eos_ids=(2,),
     )  # fmt: skip
     folder = tmp_path / "out"
-    model = Transformer(spec, Build("cpu", torch.bfloat16))
+    model = Transformer(spec, ModelBuild("cpu", torch.bfloat16))
     for number, parameter in enumerate(model.parameters()):
         torch.nn.init.constant_(parameter, number / 64)
     export(model, folder)
@@ -344,13 +344,13 @@ PRESETS = ["tiny-llama", "tiny-qwen3", "tiny-moe", "tiny-gemma3", "tiny-gpt2"]
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_random_weights_do_not_depend_on_the_layout(name):
-    whole = by_slot(random_model(preset(name), Build("cpu", torch.float32), seed=5))
+    whole = by_slot(random_model(preset(name), ModelBuild("cpu", torch.float32), seed=5))
     assert_same(
-        by_slot(random_model(preset(name), Build("cpu", torch.float32, fused=True), 5)), whole
+        by_slot(random_model(preset(name), ModelBuild("cpu", torch.float32, fused=True), 5)), whole
     )
     for rank in range(2):
         for fused in (False, True):
-            build = Build("cpu", torch.float32, Rank(rank, 2), fused)
+            build = ModelBuild("cpu", torch.float32, Rank(rank, 2), fused)
             split = random_model(preset(name), build, seed=5)
             shares = {slot.name: slot.share(whole[slot.name]) for slot in split.slots()}
             assert_same(by_slot(split), shares)
@@ -358,8 +358,8 @@ def test_random_weights_do_not_depend_on_the_layout(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_shares_of_all_ranks_make_the_whole(name):
-    whole = by_slot(random_model(preset(name), Build("cpu", torch.float32)))
-    builds = [Build("cpu", torch.float32, Rank(rank, 2)) for rank in range(2)]
+    whole = by_slot(random_model(preset(name), ModelBuild("cpu", torch.float32)))
+    builds = [ModelBuild("cpu", torch.float32, Rank(rank, 2)) for rank in range(2)]
     parts = [random_model(preset(name), build) for build in builds]
     shares = [by_slot(part) for part in parts]
     for slot in parts[0].slots():
@@ -372,7 +372,7 @@ def test_the_shares_of_all_ranks_make_the_whole(name):
 
 def test_random_weights_depend_on_name_and_seed():
     first, again, other = (
-        by_slot(random_model(preset("tiny-moe"), Build("cpu", torch.float32), seed))
+        by_slot(random_model(preset("tiny-moe"), ModelBuild("cpu", torch.float32), seed))
         for seed in (0, 0, 1)
     )
     assert_same(first, again)
@@ -384,7 +384,7 @@ def test_random_weights_depend_on_name_and_seed():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_random_weights_are_small_and_norms_are_neutral(name):
-    model = random_model(preset(name), Build("cpu", torch.float32))
+    model = random_model(preset(name), ModelBuild("cpu", torch.float32))
     for slot, tensor in by_slot(model).items():
         if tensor.ndim > 1:
             assert tensor.std() == pytest.approx(0.02, rel=0.1), slot
@@ -595,7 +595,7 @@ def test_whole_numbers_are_refused_by_the_loader_itself(checkpoint):
     change_tensors(checkpoint, **{"model.norm.weight": torch.ones(48, dtype=torch.int8)})
     opened = open_checkpoint(checkpoint)
     with pytest.raises(WeightsError, match=r"model\.norm\.weight is stored as torch\.int8"):
-        load_model(opened.spec, opened.tensors, Build("cpu", torch.float32))
+        load_model(opened.spec, opened.tensors, ModelBuild("cpu", torch.float32))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cairn.core.errors import HardwareError
-from cairn.hw.machine import Memory
+from cairn.hw.machine import HostMemory
 from cairn.models import weights_fit
 from cairn.models.presets import preset
 from cairn.models.runnable import open_model
@@ -39,7 +39,7 @@ def test_a_model_is_asked_before_its_weights_are_made(monkeypatch):
 
 
 def test_a_container_has_no_more_than_its_limit(monkeypatch):
-    small = Memory(
+    small = HostMemory(
         total_bytes=64 * GIB, available_bytes=60 * GIB, limit_bytes=4 * GIB, used_bytes=GIB
     )
     monkeypatch.setattr(weights_fit, "read_memory", lambda root: (small, []))
@@ -47,7 +47,7 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
         3 * GIB,
         4 * GIB,
     )
-    full = Memory(available_bytes=60 * GIB, limit_bytes=4 * GIB, used_bytes=5 * GIB)
+    full = HostMemory(available_bytes=60 * GIB, limit_bytes=4 * GIB, used_bytes=5 * GIB)
     assert full.free_bytes == 0  # a limit may be lowered below what is used
 
 

@@ -35,10 +35,10 @@ def test_our_measurements_of_serving_are_predicted():
 
 def test_the_arrivals_are_those_that_were_measured():
     from cairn.bench.load_client import Target
-    from cairn.bench.load_setup import Load, Setup, due_times
+    from cairn.bench.load_setup import LoadLevel, LoadSetup, due_times
 
     sent = due_times(
-        Setup(target=Target(url="http://127.0.0.1:1"), duration_s=28.0), Load(rate=27.0)
+        LoadSetup(target=Target(url="http://127.0.0.1:1"), duration_s=28.0), LoadLevel(rate=27.0)
     )
     assert sent is not None
     assert arrivals(27.0, len(sent)) == pytest.approx(sent)

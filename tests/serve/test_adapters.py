@@ -17,7 +17,7 @@ from tiny_engines import at_rest, greedy, model, prompt_of, tiny_engine
 from cairn.core.errors import CairnError, ConfigError, RequestError, UnsupportedModel, WeightsError
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.adapter_columns import Positions
@@ -60,7 +60,7 @@ def with_adapters(folders, **how):
 
 
 def wanted(net, prompt):
-    return list(Generation(net, prompt, Sampling(max_tokens=MOST), ()))
+    return list(Generation(net, prompt, GenerateSampling(max_tokens=MOST), ()))
 
 
 @pytest.mark.parametrize("how", [{"plain": True}, {"chunked": True}, {"overlap": True}])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engines import at_rest, prompt_of, submit, tiny_engine
 
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.models.cache import CacheGroup, Plane, cache_groups, page_bytes
 from cairn.models.presets import preset
 from cairn.serve.engine.anchors import anchors_of
@@ -120,7 +120,9 @@ def test_what_lies_behind_a_window_is_not_read():
         )
         q, k, v = torch.randn(21, 4, 4), torch.randn(21, 2, 4), torch.randn(21, 2, 4)
         for softcap in (0.0, 5.0):
-            outputs.append(attend(q, k, v, Rule(layer=0, scale=0.5, window=20, softcap=softcap)))
+            outputs.append(
+                attend(q, k, v, AttentionRule(layer=0, scale=0.5, window=20, softcap=softcap))
+            )
     assert torch.equal(outputs[0], outputs[2])
     assert torch.equal(outputs[1], outputs[3])
     assert outputs[0].isfinite().all()

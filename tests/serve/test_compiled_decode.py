@@ -10,12 +10,12 @@ from noisy_drafter import NoisyDrafter
 from cairn.kernels.cpu import compiled
 from cairn.kernels.cpu.packed_product import NormWeight
 from cairn.kernels.cpu.paged_decode import DecodeHeads, Sequences
-from cairn.models.attend import Rule, attention
-from cairn.models.build import Build
+from cairn.models.attend import AttentionRule, attention
+from cairn.models.build import ModelBuild
 from cairn.models.cache import cache_groups
 from cairn.models.lean import Lean
 from cairn.models.linear.blocks import RoundedRows
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.spec import ModelSpec, Rope
@@ -66,7 +66,7 @@ def test_attention_over_pages_is_that_of_float64(groups, size, window, lengths, 
     qkv = torch.randn(total, heads + 2 * kv_heads, size, generator=chance)
     weight = torch.rand(heads + kv_heads, size, generator=chance) if normed else None
     angle = torch.rand(total, 1, size, generator=chance) * 6 if rotated else None
-    rule = Rule(0, 0.3, window)
+    rule = AttentionRule(0, 0.3, window)
     before, one_by_one = cache.double(), cache.clone()
     slots = [
         tables[i, (at := torch.arange(n)) // PAGE].long() * PAGE + at % PAGE
@@ -121,9 +121,9 @@ def placed(
 
 def packed_model(spec: ModelSpec) -> Transformer:
     """Every map of its layers in 8-bit rows."""
-    model = random_model(spec, Build("cpu"), seed=3).requires_grad_(False)
+    model = random_model(spec, ModelBuild("cpu"), seed=3).requires_grad_(False)
     for part in model.layers.modules():
-        if isinstance(part, Columns | Rows):
+        if isinstance(part, ColumnParallelLinear | RowParallelLinear):
             part.take(RoundedRows(part.joined(), [len(weight) for weight in part.matrices()]))
     return model
 

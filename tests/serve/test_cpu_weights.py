@@ -15,7 +15,7 @@ import transformers
 from cairn import LLM, SamplingParams
 from cairn.core.errors import ConfigError
 from cairn.kernels.cpu import compiled
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.blocks import RoundedRows
@@ -121,7 +121,7 @@ def test_the_exact_form_is_what_transformers_computes(smollm2, exact, tmp_path):
 
 
 def log_probabilities(model: Transformer, tokens: list[int]) -> torch.Tensor:
-    attend = Packed([len(tokens)])
+    attend = PackedDocuments([len(tokens)])
     with torch.inference_mode():
         hidden_TD = model(torch.tensor(tokens), attend.positions_T(), attend)
         return model.logits(hidden_TD).log_softmax(-1)
@@ -197,7 +197,7 @@ def test_a_form_that_was_asked_for_is_given_and_taken_back(form):
     if Int8.obstacle(8, 64):
         pytest.skip("this CPU has no packed product")
     model = tiny()
-    tokens, attend = torch.arange(1, 20), Packed([19])
+    tokens, attend = torch.arange(1, 20), PackedDocuments([19])
     with torch.inference_mode():
         before = model.logits(model(tokens, attend.positions_T(), attend))
         assert "as fast as float32" in pack_weights(model, form, 16.0)

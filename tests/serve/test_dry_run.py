@@ -11,7 +11,7 @@ from cairn.kernels.tooling.absent_gpu import absent_gpu
 from cairn.kernels.tooling.build_ahead import by_hash
 from cairn.models.adapter.attach import addends
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
@@ -61,7 +61,7 @@ def test_a_step_of_any_size_needs_nothing_that_was_not_seen(tokens, sequences):
     spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=2, vocab=2048)
     opened = OpenModel("tiny", spec, None, (), None)
     with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
-        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        model = Transformer(spec, ModelBuild("cuda", torch.bfloat16, fused=True)).eval()
         runner = start_with(opened, Runnable("tiny", model, ""), CONFIG, sole=True).engine.runner
         dry_run.dry_run(runner)
         known = set(by_hash(launches))
@@ -79,7 +79,7 @@ def test_a_large_step_launches_only_what_the_warm_up_launched():
     limits = {"max_num_seqs": 256, "max_num_batched_tokens": 16384, "max_model_len": 16384}
     config = msgspec.structs.replace(CONFIG, **limits)
     with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
-        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        model = Transformer(spec, ModelBuild("cuda", torch.bfloat16, fused=True)).eval()
         runner = start_with(opened, Runnable("tiny", model, ""), config, sole=True).engine.runner
         dry_run.dry_run(runner)
         known = set(by_hash(launches))
@@ -96,7 +96,7 @@ def test_room_behind_the_weights_spares_steps_of_many_rows_the_kernel_that_shrin
     spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=1, vocab=2048)
     opened, build = (
         OpenModel("tiny", spec, None, (), None),
-        Build("cuda", torch.bfloat16, fused=True),
+        ModelBuild("cuda", torch.bfloat16, fused=True),
     )
     config = msgspec.structs.replace(CONFIG, max_num_seqs=256, lora_room=2)
     with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
@@ -118,7 +118,7 @@ def test_room_behind_weights_that_are_all_quantised_is_refused():
     opened = OpenModel("tiny", spec, None, (), None)
     config = msgspec.structs.replace(CONFIG, lora_room=2, weights="fp8")
     with absent_gpu("NVIDIA H200"), torch.inference_mode():
-        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        model = Transformer(spec, ModelBuild("cuda", torch.bfloat16, fused=True)).eval()
         with pytest.raises(ConfigError, match="lora_room is 2, and no weight"):
             start_with(opened, Runnable("tiny", model, ""), config, sole=True)
 
@@ -135,7 +135,7 @@ def test_a_warm_up_through_two_layers_launches_every_kernel_of_a_captured_step()
     spec = msgspec.structs.replace(preset("qwen3-0.6b"), layers=4, vocab=2048)
     opened = OpenModel("tiny", spec, None, (), None)
     with absent_gpu("NVIDIA H200") as launches, torch.inference_mode():
-        model = Transformer(spec, Build("cuda", torch.bfloat16, fused=True)).eval()
+        model = Transformer(spec, ModelBuild("cuda", torch.bfloat16, fused=True)).eval()
         runner = start_with(opened, Runnable("tiny", model, ""), CONFIG, sole=True).engine.runner
         assert runner._first_layers[0].most_layers == 2
         for shape in (shapes := runner.graphs.common_shapes()):

@@ -13,7 +13,7 @@ from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.kernels.cpu import compiled
 from cairn.models import eagle
 from cairn.models.attend import Cached, KVCache
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.family_config import config_of
 from cairn.models.runnable import open_model
 from cairn.serve.config import EngineConfig
@@ -31,7 +31,7 @@ def make_head(number: int | None = None, **changed) -> eagle.EagleHead:
     """With random weights, whose guesses vary."""
     target = model(FAMILY).spec
     spec = msgspec.structs.replace(eagle.random_spec(target), draft_vocab=KNOWN, **changed)
-    head = eagle.EagleHead(spec, Build("cpu"), target.layers if number is None else number)
+    head = eagle.EagleHead(spec, ModelBuild("cpu"), target.layers if number is None else number)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -81,7 +81,7 @@ def write(head: eagle.EagleHead, folder, kind: str):
 @pytest.mark.parametrize("before", [False, True])
 def test_both_formats_give_the_same_head(tmp_path, kind, before):
     written = make_head(norm_before_residual=before)
-    read = eagle.load_head(write(written, tmp_path, kind), model(FAMILY).spec, Build("cpu"))
+    read = eagle.load_head(write(written, tmp_path, kind), model(FAMILY).spec, ModelBuild("cpu"))
     assert read.spec.taps == written.spec.taps
     assert (read.spec.norm_before_residual, read.spec.draft_vocab) == (before, KNOWN)
     wanted = written.state_dict()
@@ -150,7 +150,7 @@ def test_a_head_of_another_model_is_refused(tmp_path):
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=what):
-            eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+            eagle.load_head(folder, model(FAMILY).spec, ModelBuild("cpu"))
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     for d2t, what in (
@@ -159,7 +159,7 @@ def test_a_head_of_another_model_is_refused(tmp_path):
     ):
         save_file(tensors | {"d2t": d2t}, folder / "model.safetensors")
         with pytest.raises(ConfigError, match=what):
-            eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+            eagle.load_head(folder, model(FAMILY).spec, ModelBuild("cpu"))
 
 
 def test_rotary_positions_are_read_in_both_spellings(tmp_path):
@@ -169,14 +169,14 @@ def test_rotary_positions_are_read_in_both_spellings(tmp_path):
     del described["rope_theta"]
     described["rope_parameters"] = {"rope_type": "default", "rope_theta": 5e5}
     (folder / "config.json").write_text(json.dumps(config))
-    read = eagle.load_head(folder, model(FAMILY).spec, Build("cpu"))
+    read = eagle.load_head(folder, model(FAMILY).spec, ModelBuild("cpu"))
     assert read.spec.layer.rope.theta == 5e5
 
 
 def test_a_saved_head_is_read_back(tmp_path):
     head = make_head()
     eagle.save_head(head, tmp_path / "head", VOCABULARY, "llama")
-    read = eagle.load_head(tmp_path / "head", model(FAMILY).spec, Build("cpu"))
+    read = eagle.load_head(tmp_path / "head", model(FAMILY).spec, ModelBuild("cpu"))
     assert (read.spec.taps, read.spec.draft_vocab) == (head.spec.taps, KNOWN)
     wanted = head.state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read.state_dict().items())

@@ -13,9 +13,9 @@ from noisy_drafter import NoisyDrafter
 from tiny_engines import prompt_of
 
 from cairn.models.attend import Cached, KVCache
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.export import export
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.runnable import open_model
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
@@ -71,7 +71,7 @@ def logits_after(model, tokens):
 
 
 def agrees(model, request):
-    wanted = list(Generation(model, request.prompt, Sampling(max_tokens=MOST), ()))
+    wanted = list(Generation(model, request.prompt, GenerateSampling(max_tokens=MOST), ()))
     assert len(request.outputs) == MOST, request.error
     for at, (ours, theirs) in enumerate(zip(request.outputs, wanted, strict=True)):
         if ours != theirs:
@@ -373,7 +373,7 @@ def test_new_weights_go_where_the_graphs_look(loaded, tmp_path):
     """Captured graphs keep addresses: after a change in place they compute with the new numbers."""
     opened, _ = loaded
     runnable = opened.load("cuda", "bfloat16")  # its own: others must not see its weights change
-    other = random_model(opened.spec, Build("cpu", torch.bfloat16), seed=1)
+    other = random_model(opened.spec, ModelBuild("cpu", torch.bfloat16), seed=1)
     export(other, tmp_path / "new")
     engine = engine_of((opened, runnable))
     prompts = [prompt_of(n, seed=n) for n in LENGTHS]

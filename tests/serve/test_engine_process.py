@@ -18,7 +18,7 @@ from client_stream import submit
 from forked_workers import forked
 
 from cairn.core.errors import ConfigError
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.runnable import open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.client import EngineClient, ProcessOptions
@@ -69,7 +69,7 @@ def running(options=QUICK, prepare=lambda boot: None, config=CONFIG):
 
 
 def expected(net, prompt, most=12):
-    return list(Generation(net, prompt, Sampling(max_tokens=most), ()))
+    return list(Generation(net, prompt, GenerateSampling(max_tokens=most), ()))
 
 
 def read(stream):

@@ -12,8 +12,8 @@ from tiny_engines import all_logits
 
 from cairn.core.errors import CairnError, ConfigError
 from cairn.models.export import export
-from cairn.models.generate import Generation, Sampling
-from cairn.models.layers import Build
+from cairn.models.generate import GenerateSampling, Generation
+from cairn.models.layers import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.runnable import open_model
 from cairn.models.shards import ALONE
@@ -116,7 +116,7 @@ def test_ranks_draw_the_same_without_a_seed():
 
 def test_ranks_take_new_weights_together_or_not_at_all(tmp_path):
     """Each reads its own share; what one cannot load, none does. Kept requests go on."""
-    other = random_model(preset("tiny-qwen3"), Build("cpu", torch.float32), seed=1)
+    other = random_model(preset("tiny-qwen3"), ModelBuild("cpu", torch.float32), seed=1)
     export(other, tmp_path / "new")
     (tmp_path / "broken").mkdir()
     settings = config(tensor_parallel_size=2)
@@ -132,7 +132,7 @@ def test_ranks_take_new_weights_together_or_not_at_all(tmp_path):
         assert len([*first.tokens, *(t for delta in kept for t in delta.tokens)]) == 60
         client.reset_prefix_cache()
         client.pause(keep=False)
-    assert tokens == list(Generation(other, PROMPTS[2], Sampling(max_tokens=12), ()))
+    assert tokens == list(Generation(other, PROMPTS[2], GenerateSampling(max_tokens=12), ()))
 
 
 def test_a_rank_that_fails_is_named_with_its_exception():

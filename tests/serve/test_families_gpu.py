@@ -13,7 +13,7 @@ import torch
 from tiny_engines import prompt_of
 
 from cairn.models.attend import Cached, KVCache
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.spec import DeltaSizes, Experts, Latent, ModelSpec, Rope, ShortConvSizes
@@ -99,7 +99,7 @@ class Answer(NamedTuple):
 
 def weights(spec: ModelSpec) -> Transformer:
     """Large enough for every part to matter; a router that is sure of its choice."""
-    model = random_model(spec, Build("cpu", torch.bfloat16, fused=True), seed=5)
+    model = random_model(spec, ModelBuild("cpu", torch.bfloat16, fused=True), seed=5)
     for name, parameter in model.named_parameters():
         if "bias" in name or "sinks" in name:  # they start as zeros, which would hide them
             parameter.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(name)))

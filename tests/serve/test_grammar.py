@@ -16,7 +16,7 @@ from tiny_engines import at_rest
 
 from cairn.core.errors import RequestError
 from cairn.kernels.sampling.penalties import bits_reference
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
@@ -104,7 +104,7 @@ def constraint(**fields: object) -> GrammarConstraint:
 @functools.cache
 def net():
     spec = msgspec.structs.replace(preset("tiny-qwen3"), vocab=VOCABULARY, context=1024)
-    return random_model(spec, Build(device="cpu", dtype=torch.float32), seed=3)
+    return random_model(spec, ModelBuild(device="cpu", dtype=torch.float32), seed=3)
 
 
 def new_engine(*, overlap=False, tight=False, **drafts):

@@ -22,9 +22,9 @@ from cairn.core.errors import (
     ModelNotFound,
     RequestError,
 )
-from cairn.hw.machine import Memory
+from cairn.hw.machine import HostMemory
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.serve.config import INSTEAD, EngineConfig
 from cairn.serve.engine import choose_limits
 from cairn.serve.engine.runner import Runner
@@ -93,7 +93,7 @@ def _until(true) -> None:
 def reference(folder, prompt: list[int], most: int) -> list[int]:
     checkpoint = open_checkpoint(folder)
     model = checkpoint.load("cpu", torch.float32)
-    return list(Generation(model, prompt, Sampling(max_tokens=most), ()))
+    return list(Generation(model, prompt, GenerateSampling(max_tokens=most), ()))
 
 
 # -- answers ------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ def test_more_pages_than_there_is_memory(folder):
 def test_the_share_of_a_container(monkeypatch, limit, used, share):
     """A tenth of what there is; of a small one more, while it has that."""
     limit, used = (None if size is None else size << 30 for size in (limit, used))
-    host = Memory(
+    host = HostMemory(
         total_bytes=64 << 30, available_bytes=60 << 30, limit_bytes=limit, used_bytes=used
     )
     monkeypatch.setattr(choose_limits, "read_memory", lambda root: (host, []))

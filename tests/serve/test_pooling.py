@@ -6,7 +6,7 @@ import torch
 from tiny_engines import at_rest, greedy, model, prompt_of, submit, tiny_engine
 
 from cairn.core.errors import RequestError
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.serve.engine.sampling_params import SamplingParams
 
 LENGTHS = (1, 5, 16, 17, 33, 60)
@@ -15,7 +15,7 @@ SHARED = prompt_of(40, seed=1)
 
 @torch.inference_mode()
 def vector(family, prompt, pooling):
-    attend = Packed([len(prompt)])
+    attend = PackedDocuments([len(prompt)])
     hidden_TD = model(family)(torch.tensor(prompt), attend.positions_T(), attend)
     return (hidden_TD.double().mean(0) if pooling == "mean" else hidden_TD[-1]).numpy()
 
@@ -113,7 +113,7 @@ def test_on_a_gpu(switches):
     requests += submit(engine, prompts, max_tokens=1, pooling="last")
     found = drain(engine)
     for request in requests:
-        attend = Packed([len(request.prompt)], "cuda")
+        attend = PackedDocuments([len(request.prompt)], "cuda")
         with torch.inference_mode():
             tokens_T = torch.tensor(request.prompt, device="cuda")
             hidden_TD = runnable.model(tokens_T, attend.positions_T(), attend).float()

@@ -6,7 +6,7 @@ from tiny_engines import prompt_of
 
 from cairn.kernels.norm.join_norm import Parts
 from cairn.kernels.quantize.quantize import dequantize
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.fused import Fused, FusedResidual, FusedStep
 from cairn.models.linear.convert import convert_weights
 from cairn.models.linear.maps import Vocabulary, linears
@@ -73,7 +73,7 @@ def prompt_logprobs(engine, prompts):
 @torch.inference_mode()
 def test_a_feed_forward_in_float8_stands_for_the_weights_it_has(rows):
     """Norm, both products and the activation between them, quantised on the way."""
-    model = random_model(preset("tiny-qwen3"), Build("cuda", torch.bfloat16, fused=True))
+    model = random_model(preset("tiny-qwen3"), ModelBuild("cuda", torch.bfloat16, fused=True))
     convert_weights(model, "fp8")
     layer, fused = model.layers[0], Fused(model, 512)
     x_TD = torch.randn(rows, model.spec.hidden, device="cuda", dtype=torch.bfloat16)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.quantize.quantize import dequantize_reference, quantize_reference
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.linear.form import PLAIN, Epilogue, Form, Fp8Form, finished
+from cairn.models.linear.form import PLAIN, Epilogue, Fp8Form, LinearForm, finished
 from cairn.models.linear.maps import linears
 from cairn.models.transformer import Transformer
 
@@ -31,7 +31,7 @@ OF_ONE_PRODUCT = 0.005  # relative; bfloat16 rounds by up to 0.004
 class Simulated:
     """What a form of float8 rows stands for: activations rounded by token, the product in float32."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: LinearForm) -> None:
         self.form, self.nbytes = form, form.nbytes
 
     def covers(self, rows: int) -> bool:
@@ -66,7 +66,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def logits_of(model: Transformer) -> Tensor:
-    attend = Packed([len(TOKENS)], device="cuda")
+    attend = PackedDocuments([len(TOKENS)], device="cuda")
     tokens_T = torch.tensor(TOKENS, device="cuda")
     with torch.no_grad():
         return model.logits(model(tokens_T, attend.positions_T(), attend)).float().cpu()

@@ -9,7 +9,7 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.kernels.cpu import compiled
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.linear.blocks import BlocksForm, RoundedRows
 from cairn.models.linear.maps import held_bytes, linears
@@ -94,7 +94,7 @@ def test_on_a_cpu_packed_rows_have_the_logits_of_transformers(scheme):
     expected_TV = torch.tensor(
         json.loads((FOLDER / scheme / "expected.json").read_text())["logits"]
     )
-    attend = Packed([len(TOKENS)])
+    attend = PackedDocuments([len(TOKENS)])
     with torch.inference_mode():
         found_TV = model.logits(model(torch.tensor(TOKENS), attend.positions_T(), attend))
     assert (found_TV - expected_TV).norm() < 0.02 * expected_TV.norm()
@@ -119,7 +119,7 @@ def test_on_a_cpu_the_layers_are_held_in_8_bits_and_the_head_as_it_is(monkeypatc
     assert sum(form.nbytes for form in forms) < 0.8 * layers  # so narrow, 8 columns apart are many
     assert model.head.form is None
     expected_TV = torch.tensor(json.loads((Path(W4) / "expected.json").read_text())["logits"])
-    attend = Packed([len(TOKENS)])
+    attend = PackedDocuments([len(TOKENS)])
     with torch.inference_mode():
         found_TV = model.logits(model(torch.tensor(TOKENS), attend.positions_T(), attend))
     assert torch.equal(found_TV.argmax(-1), expected_TV.argmax(-1))

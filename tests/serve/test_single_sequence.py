@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.models.cache import CacheGroup
 from cairn.models.mixer import Plane
 from cairn.serve.engine.pages import Paged, PagePool
@@ -44,7 +44,7 @@ def test_views_give_what_gathered_pages_give(length, tokens, pages, group):
     general.few_tokens = None
     for layer in range(LAYERS):
         qkv_TEC = torch.randn(tokens, heads + 2 * KV_HEADS, SIZE, generator=chance)
-        rule = Rule(layer, SIZE**-0.5)
+        rule = AttentionRule(layer, SIZE**-0.5)
         found = ours.joined(qkv_TEC.clone(), heads, rule)
         wanted = general.joined(qkv_TEC.clone(), heads, rule)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -55,7 +55,11 @@ def test_views_give_what_gathered_pages_give(length, tokens, pages, group):
 def test_windows_and_caps_are_left_to_the_general_form():
     pools, chance = (filled(), filled()), torch.Generator().manual_seed(1)
     qkv_TEC = torch.randn(4, 3 * KV_HEADS, SIZE, generator=chance)
-    for rule in (Rule(0, 0.3, window=6), Rule(1, 0.3, softcap=2.0), Rule(1, 0.3, window=64)):
+    for rule in (
+        AttentionRule(0, 0.3, window=6),
+        AttentionRule(1, 0.3, softcap=2.0),
+        AttentionRule(1, 0.3, window=64),
+    ):
         ours, general = (step(pool, SCATTERED, 30, 4) for pool in pools)
         general.few_tokens = None
         found, wanted = (one.joined(qkv_TEC.clone(), KV_HEADS, rule) for one in (ours, general))

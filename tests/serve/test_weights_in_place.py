@@ -14,9 +14,9 @@ from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.weight_sync import WeightSource
 from cairn.core.errors import CairnError, ConfigError, RequestError, WeightsError
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.linear.maps import linears
-from cairn.models.linear.transposed import Transposed
+from cairn.models.linear.transposed import TransposedForm
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, write_shards
@@ -64,7 +64,7 @@ def fresh(**how) -> Engine:
 @functools.cache
 def wanted(folder: Path, prompt: tuple[int, ...] = tuple(PROMPT), most: int = 14) -> list[int]:
     net = open_checkpoint(folder).load("cpu", torch.float32)
-    return list(Generation(net, prompt, Sampling(max_tokens=most), ()))
+    return list(Generation(net, prompt, GenerateSampling(max_tokens=most), ()))
 
 
 def answer(engine: Engine) -> list[int]:
@@ -93,7 +93,7 @@ def test_it_answers_as_an_engine_that_was_started_with_them(other, how):
 def test_copies_by_columns_follow(other):
     engine = fresh(plain=True)
     for part in linears(engine.runner.model):
-        part.take(Transposed(part.joined()))
+        part.take(TransposedForm(part.joined()))
     engine.load_weights(1, str(other))
     assert answer(engine) == wanted(other)
 

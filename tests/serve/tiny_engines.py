@@ -16,7 +16,7 @@ import torch
 from cairn.models.attend import Cached, KVCache
 from cairn.models.cache import cache_groups, paged
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
@@ -105,7 +105,7 @@ def greedy(family: str, prompt: Sequence[int], most: int = MOST) -> list[int]:
 
 @functools.cache
 def _greedy(family: str, prompt: tuple[int, ...], most: int) -> list[int]:
-    return list(Generation(model(family), prompt, Sampling(max_tokens=most), ()))
+    return list(Generation(model(family), prompt, GenerateSampling(max_tokens=most), ()))
 
 
 @torch.inference_mode()

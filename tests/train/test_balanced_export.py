@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_runs import loop, recipe
 
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.checkpoint_names import source
 from cairn.models.experts import ExpertLayer
@@ -51,7 +51,7 @@ def test_the_exported_model_routes_as_the_trained_one(run):
             mine.bias_E.float(), theirs.detach().float(), rtol=1e-2, atol=1e-3
         )
     batch = one_batch(state)
-    hidden_TD = loaded(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+    hidden_TD = loaded(batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths))
     from cairn.train.heads import HiddenStates
 
     (found,) = state.parallel.forward([batch], HiddenStates())
@@ -59,7 +59,7 @@ def test_the_exported_model_routes_as_the_trained_one(run):
     with torch.no_grad():
         for router in routers(loaded):
             router.bias_E.zero_()
-    without_TD = loaded(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+    without_TD = loaded(batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths))
     assert not torch.allclose(without_TD, hidden_TD, rtol=1e-4, atol=1e-4)
 
 

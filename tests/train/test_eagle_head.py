@@ -7,7 +7,7 @@ import torch
 
 from cairn.models import eagle
 from cairn.models.attend import Cached, KVCache
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.layer_loop import PlainStep
 from cairn.models.presets import preset
 from cairn.models.transformer import Transformer, rotations_of
@@ -38,8 +38,8 @@ def small() -> tuple[Transformer, eagle.EagleHead]:
         intermediate=48,
         context=64,
     )
-    model = random_model(spec, Build("cpu")).requires_grad_(False)
-    head = eagle.random_head(spec, Build("cpu"))
+    model = random_model(spec, ModelBuild("cpu")).requires_grad_(False)
+    head = eagle.random_head(spec, ModelBuild("cpu"))
     return model, head
 
 
@@ -57,7 +57,7 @@ def test_a_pass_sees_the_keys_that_it_sees_when_it_drafts():
         x_TD = model.embedding(tokens_BN.roll(-1 - done, 1).flatten())
         h_TD = head(x_TD, h_TD, PlainStep(attend, rotations))
         found.append(h_TD.unflatten(0, (rows, tokens)))
-    place, chain = 4, eagle.random_head(model.spec, Build("cpu"))
+    place, chain = 4, eagle.random_head(model.spec, ModelBuild("cpu"))
     chain.load_state_dict(head.state_dict())
     rule = chain.layer.attention.plain_rule
     chain.layer.attention.plain_rule = msgspec.structs.replace(rule, layer=0)

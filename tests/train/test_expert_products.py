@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.experts import ExpertLayer
 from cairn.models.spec import Experts, ModelSpec
 from cairn.train.expert_products import has_own_backward, trained_experts
@@ -36,7 +36,7 @@ def layer_of(shared: int, hidden: int = 24, empty: int | None = None) -> ExpertL
         choice_bias=empty is not None,
     )
     spec = ModelSpec(**SIZES, hidden=hidden, experts=experts)
-    layer = ExpertLayer(Build("cpu", torch.float32), spec, experts)
+    layer = ExpertLayer(ModelBuild("cpu", torch.float32), spec, experts)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, 2.5 / hidden**0.5)

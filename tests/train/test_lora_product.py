@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cairn.models.adapter.lora import LoRA, Part
-from cairn.models.build import Build
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.adapter.lora import LoRA, LoRAPart
+from cairn.models.build import ModelBuild
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.linear.nf4 import NF4Form
 from cairn.train import lora_product
 from cairn.train.fused_products import Normed, Settings
@@ -18,19 +18,23 @@ from cairn.train.lora_product import (
 )
 from cairn.train.products import PLAIN
 
-BUILD = Build("cpu", torch.float64, fused=True)
+BUILD = ModelBuild("cpu", torch.float64, fused=True)
 HOW = Settings(PLAIN)
 
 
 def qkv(build=BUILD):
-    home = Columns(build, 12, {"q": 10, "k": 6, "v": 6}, bias=False)
-    parts = [Part("q", 10, 10, 3, 2.0), Part("k", 6, 6, 0, 0.0), Part("v", 6, 6, 2, 0.5)]
+    home = ColumnParallelLinear(build, 12, {"q": 10, "k": 6, "v": 6}, bias=False)
+    parts = [
+        LoRAPart("q", 10, 10, 3, 2.0),
+        LoRAPart("k", 6, 6, 0, 0.0),
+        LoRAPart("v", 6, 6, 2, 0.5),
+    ]
     return home, LoRA(build, home, parts, dora=False)
 
 
 def down(build=BUILD):
-    home = Rows(build, 12, 8, bias=False)
-    return home, LoRA(build, home, [Part("", 8, 8, 4, 1.5)], dora=False)
+    home = RowParallelLinear(build, 12, 8, bias=False)
+    return home, LoRA(build, home, [LoRAPart("", 8, 8, 4, 1.5)], dora=False)
 
 
 @pytest.mark.parametrize("make", [qkv, down])
@@ -103,7 +107,7 @@ def test_behind_an_activation(keep):
 
 
 def filled(make):
-    home, lora = make(Build("cpu", torch.float32, fused=True))
+    home, lora = make(ModelBuild("cpu", torch.float32, fused=True))
     for parameter in (*home.parameters(), *lora.parameters()):
         torch.nn.init.normal_(parameter)
     home.matrix().requires_grad_(False)

@@ -7,7 +7,7 @@ from plain_model import PlainModel
 from tiny_runs import TINY, recipe, state_of, steps
 from torch.utils.flop_counter import FlopCounterMode
 
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.presets import preset
 from cairn.train.config import Adapter, Data, Model, Optim, Precision, Train
 from cairn.train.flops import peak_flops, step_flops, titan_flops
@@ -59,7 +59,11 @@ def test_a_base_in_four_bits_is_predicted():
     config = recipe(model=model, adapter=Adapter(rank=4, base="nf4"))
     prepared = state_of(config)
     stage = prepared.state.parallel.stages[0]
-    maps = [part for part in stage.modules() if isinstance(part, Columns | Rows)]
+    maps = [
+        part
+        for part in stage.modules()
+        if isinstance(part, ColumnParallelLinear | RowParallelLinear)
+    ]
     largest = max(part.form.dense(torch.float32).nbytes for part in maps)
     here = nbytes(p for p in stage.parameters() if not p.is_meta)
     found = here + largest + sum(part.form.nbytes for part in maps)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.presets import preset
 from cairn.train.data.batch import IGNORED, make_batch
@@ -13,7 +13,7 @@ from cairn.train.objective import NextToken, Objective, token_losses, valid_toke
 
 
 def problem(tokens=37, vocab=50, width=16):
-    vocabulary = Vocabulary(Build("cpu"), vocab, width)
+    vocabulary = Vocabulary(ModelBuild("cpu"), vocab, width)
     vocabulary.weight.data.normal_()
     hidden = torch.randn(tokens, width, requires_grad=True)
     targets = torch.randint(vocab, (tokens,))

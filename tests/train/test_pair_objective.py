@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from cairn.models.adapter.attach import adapter_off, attach
 from cairn.models.adapter.folder import adapter_slots
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.presets import preset
 from cairn.models.weights import fill_random, random_model
 from cairn.train.data.batch import Document, join, pack
@@ -40,14 +40,14 @@ def batch_of(generator):
 
 
 def adapted():
-    model = random_model(SPEC, Build("cpu", torch.float32), 0).requires_grad_(False)
-    made = attach(model, SPEC, AdapterSpec(rank=4, alpha=16), Build("meta", torch.float32))
+    model = random_model(SPEC, ModelBuild("cpu", torch.float32), 0).requires_grad_(False)
+    made = attach(model, SPEC, AdapterSpec(rank=4, alpha=16), ModelBuild("meta", torch.float32))
     fill_random(model, adapter_slots(model), "cpu", 0)
     return model, [parameter for one in made for parameter in one.parameters()]
 
 
 def hidden_of(model, batch):
-    return model(batch.tokens_T, batch.positions_T, Packed(batch.lengths, "cpu"))
+    return model(batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths, "cpu"))
 
 
 def logp_of(model, hidden_TD, batch):
@@ -58,7 +58,7 @@ def test_loss_and_gradient_are_those_of_the_formula():
     generator = torch.Generator().manual_seed(0)
     batch = batch_of(generator)
     batch.extra["reference"] = -torch.rand(len(batch.tokens_T), generator=generator)
-    model = random_model(SPEC, Build("cpu", torch.float32), 0)
+    model = random_model(SPEC, ModelBuild("cpu", torch.float32), 0)
     hidden_TD = hidden_of(model, batch).detach().requires_grad_()
     vocabulary = model.head or model.embedding
     logp_TV = F.log_softmax(model.logits(hidden_TD), -1)
@@ -78,7 +78,7 @@ def test_an_answer_is_preferred_by_what_its_rule_compares():
     batch = batch_of(torch.Generator().manual_seed(0))
     batch.extra["side"] = torch.where(batch.extra["side"] < 2, 1 - batch.extra["side"], 2)
     batch.extra["reference"] = torch.zeros(len(batch.tokens_T))
-    model = random_model(SPEC, Build("cpu", torch.float32), 0)
+    model = random_model(SPEC, ModelBuild("cpu", torch.float32), 0)
     hidden_TD = hidden_of(model, batch).detach()
     logp_T = logp_of(model, hidden_TD, batch)
     counts_T = batch.targets_T != IGNORED
@@ -96,7 +96,7 @@ def test_an_answer_is_preferred_by_what_its_rule_compares():
 def test_a_reward_model_heeds_the_margin_of_each_pair():
     batch = batch_of(torch.Generator().manual_seed(0))
     batch.extra["margin"] = torch.tensor([0.0, 3.0]).repeat_interleave(18)
-    model = random_model(SPEC, Build("cpu", torch.float32), 0)
+    model = random_model(SPEC, ModelBuild("cpu", torch.float32), 0)
     hidden_TD = hidden_of(model, batch).detach()
     logp_T = logp_of(model, hidden_TD, batch)
     sums = [part.sum() for part in logp_T.split(batch.lengths)]

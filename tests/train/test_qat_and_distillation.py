@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tiny_runs import TINY, Same, losses, recipe, state_of, steps
 
 from cairn.core.errors import CairnError
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
-from cairn.models.quantized.rounding import Grid, fake_quantized
+from cairn.models.quantized.rounding import QuantizationGrid, fake_quantized
 from cairn.models.weights import random_model
 from cairn.train.config import Checkpoint, Data, Distill, Precision, Qat
 from cairn.train.data.batch import IGNORED, make_batch
@@ -23,7 +23,7 @@ from cairn.train.products import product
 from cairn.train.qat import FakeQuantized
 from cairn.train.run import run
 
-GRID = Grid("int4", 16)
+GRID = QuantizationGrid("int4", 16)
 TWO_HEADS = msgspec.structs.replace(TINY, kv_heads=2)
 
 
@@ -113,12 +113,12 @@ def batch_of(vocab: int, count: int = 24):
 
 def test_the_loss_is_the_weighted_sum_of_both_terms_and_chunks_do_not_matter():
     spec = shape_of(TINY)
-    teacher, student = (random_model(spec, Build("cpu"), seed) for seed in (1, 2))
+    teacher, student = (random_model(spec, ModelBuild("cpu"), seed) for seed in (1, 2))
     wanted = Distill(teacher="x", top=spec.vocab, weight=0.7, temperature=2.0)
     batch = batch_of(spec.vocab)
     batch = batch._replace(extra=Teacher(teacher, wanted).streams(batch))
     assert batch.extra[IDS].shape == batch.extra[LOGP].shape == (24, spec.vocab)
-    attend, valid = Packed(batch.lengths), torch.tensor(float(batch.valid()))
+    attend, valid = PackedDocuments(batch.lengths), torch.tensor(float(batch.valid()))
     hidden_TD = student(batch.tokens_T, batch.positions_T, attend).detach().requires_grad_()
     loss = Distillation(spec, wanted)(hidden_TD, student.embedding, batch, valid)
     scores_TV = student.logits(hidden_TD)
@@ -147,7 +147,7 @@ def test_the_loss_is_the_weighted_sum_of_both_terms_and_chunks_do_not_matter():
 def test_a_run_learns_from_its_teacher(tmp_path):
     """A teacher over the same random tokens: the student comes nearer to it than cross entropy alone would bring it."""
     spec = shape_of(TINY)
-    export(random_model(spec, Build("cpu", torch.float32), seed=5), tmp_path / "teacher")
+    export(random_model(spec, ModelBuild("cpu", torch.float32), seed=5), tmp_path / "teacher")
     teacher = open_checkpoint(tmp_path / "teacher")
     assert teacher.spec.vocab == spec.vocab
     config = recipe(
@@ -163,7 +163,7 @@ def test_a_run_learns_from_its_teacher(tmp_path):
 
 def test_a_teacher_with_another_vocabulary_is_refused(tmp_path):
     spec = msgspec.structs.replace(shape_of(TINY), vocab=80)
-    export(random_model(spec, Build("cpu", torch.float32)), tmp_path / "teacher")
+    export(random_model(spec, ModelBuild("cpu", torch.float32)), tmp_path / "teacher")
     config = recipe(tmp_path / "run", distill=Distill(teacher=str(tmp_path / "teacher")))
     with pytest.raises(CairnError, match="has 80 tokens, the student 64"):
         run(config, log_line=lambda text: None)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from plain_model import PlainModel
 from tiny_runs import Same, losses, recipe, state_of, steps, weights
 
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.train.config import Data, Optim, Precision
 from cairn.train.data.batch import IGNORED
 from cairn.train.data.source import microbatch
@@ -43,7 +43,7 @@ def test_the_loss_is_the_mean_over_all_valid_tokens():
     source = Uneven(64, 32)
     model = PlainModel(prepared.state.spec).model  # of the same seed
     whole = microbatch(source, range(4))
-    hidden = model(whole.tokens_T, whole.positions_T, Packed(whole.lengths))
+    hidden = model(whole.tokens_T, whole.positions_T, PackedDocuments(whole.lengths))
     expected = F.cross_entropy(model.logits(hidden), whole.targets_T, ignore_index=IGNORED)
     result = steps(prepared, 1, source)[0]
     assert result.valid.item() == 1 + 2 + 3 + 4
@@ -74,7 +74,7 @@ def test_the_clipped_update_is_torchs():
     prepared = state_of(recipe())
     model = PlainModel(prepared.state.spec).model  # of the same seed
     batch = microbatch(prepared.corpus.source, range(4))
-    hidden = model(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+    hidden = model(batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths))
     F.cross_entropy(model.logits(hidden), batch.targets_T).backward()
     expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     model.zero_grad()

@@ -10,8 +10,8 @@ from forked import run_ranks
 from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Packed
-from cairn.models.layers import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.layers import ModelBuild
 from cairn.models.weights import random_model
 from cairn.train import serving_kl
 from cairn.train.config import Data, Model, Precision, Schedule, Validation
@@ -62,10 +62,10 @@ def test_the_held_out_loss_is_that_of_the_plain_model(kernels, tmp_path):
     prepared = prepare(config(tmp_path, precision=Precision(kernels=kernels)))
     held = make_validation(prepared).measure()
     spec, corpus = prepared.state.spec, prepared.corpus
-    model = random_model(spec, Build("cpu"), 0)
+    model = random_model(spec, ModelBuild("cpu"), 0)
     batch = microbatch(corpus.held_out, range(8))
     with torch.no_grad():
-        hidden_TD = model(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+        hidden_TD = model(batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths))
         nats = torch.nn.functional.cross_entropy(
             model.logits(hidden_TD), batch.targets_T, ignore_index=IGNORED, reduction="sum"
         ).item()
@@ -82,7 +82,9 @@ def test_the_held_out_loss_is_that_of_the_plain_model(kernels, tmp_path):
         ids = corpus.tokenizer.encode(prompt)
         for _ in range(HELD.tokens):
             with torch.no_grad():
-                hidden_TD = model(torch.tensor(ids), torch.arange(len(ids)), Packed([len(ids)]))
+                hidden_TD = model(
+                    torch.tensor(ids), torch.arange(len(ids)), PackedDocuments([len(ids)])
+                )
                 token = int(model.logits(hidden_TD[-1:]).argmax())
             if token in corpus.tokenizer.eos_ids:
                 break
@@ -113,13 +115,13 @@ def test_a_blend_has_a_loss_of_each_source(tmp_path):
     held = run(wanted, log_line=said.append).outcome.held_out
     prepared = prepare(config(tmp_path / "alone", data=blend))
     start = make_validation(prepared).measure()  # of random weights
-    model = random_model(prepared.state.spec, Build("cpu"), 0)
+    model = random_model(prepared.state.spec, ModelBuild("cpu"), 0)
     for place, (name, loss) in enumerate(start.by_source.items()):
         samples = [prepared.corpus.held_out.sources[place].batch(n) for n in range([6, 2][place])]
         nats = tokens = 0
         for one in samples:
             with torch.no_grad():
-                hidden_TD = model(one.tokens_T, one.positions_T, Packed(one.lengths))
+                hidden_TD = model(one.tokens_T, one.positions_T, PackedDocuments(one.lengths))
                 nats += torch.nn.functional.cross_entropy(
                     model.logits(hidden_TD), one.targets_T, ignore_index=IGNORED, reduction="sum"
                 ).item()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from cairn.models.hub import SHIPPED
 from cairn.models.transformer import Transformer
 from cairn.verify.hypotheses import Hypothesis
-from cairn.verify.plain_path import PlainPath, Prompted
+from cairn.verify.plain_path import PlainPath, ProbePrompt
 
 TINY = SHIPPED / "cairn-tiny"
 WINDOW = 64
@@ -72,7 +72,7 @@ class SharedPlainPath(PlainPath):
             self._models[hypothesis.says] = super()._under(hypothesis)
         return self._models[hypothesis.says]
 
-    def _score(self, model: Transformer, prompt: Prompted, shared: int) -> torch.Tensor:
+    def _score(self, model: Transformer, prompt: ProbePrompt, shared: int) -> torch.Tensor:
         key = (model, tuple(prompt.ids), prompt.first)
         if key not in self._scores:
             self._scores[key] = super()._score(model, prompt, shared)

@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 from planted import TINY, WINDOW, SharedPlainPath, copy, quantised, windowed
 
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.rope import Rotation
 from cairn.models.runnable import open_model
 from cairn.models.spec import ModelSpec, Rope
@@ -19,8 +19,8 @@ from cairn.models.weights import random_model
 from cairn.serve.llm import LLM
 from cairn.verify import plain_path
 from cairn.verify.ask import from_engine, probes_of
-from cairn.verify.check import Check
-from cairn.verify.evidence import Evidence, Observation
+from cairn.verify.check import ModelCheck
+from cairn.verify.evidence import ModelEvidence, Observation
 from cairn.verify.explain import fit
 from cairn.verify.hypotheses import of_spec, of_weights
 from cairn.verify.plain_path import PlainPath, rounded, score, with_rounded_inputs, with_spec
@@ -51,7 +51,7 @@ def observed(served, claimed, bits=None, run=None):
         answer = greedy(run, own, probe.answer if probe.name == "chat" else 0)
         scored = score(run, [*own, *answer], probe.first if answer == [] else len(own))
         said.append(Observation(probe.name, [*ids, *answer], probe.first, rows_of(scored)))
-    return Evidence(model="served", source="a test", observations=said)
+    return ModelEvidence(model="served", source="a test", observations=said)
 
 
 def rows_of(logprobs_RV):
@@ -74,7 +74,7 @@ def greedy(model, ids, count):
 
 def judged(claimed, evidence, expected="bfloat16"):
     model, path = opened(claimed)
-    return Check(path, model.spec, model.tokenizer).verdict(evidence, expected)
+    return ModelCheck(path, model.spec, model.tokenizer).verdict(evidence, expected)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_weights_where_they_do_not_belong_are_named(name, monkeypatch):
     ids = probes_of(spec, tokenizer)[0].ids[:48]
     rows = rows_of(score(run, ids, 1))
     monkeypatch.undo()
-    seen = Evidence(model="m", source="s", observations=[Observation("prose", ids, 1, rows)])
-    verdict = Check(path, path.model.spec, tokenizer).verdict(seen, "bfloat16")
+    seen = ModelEvidence(model="m", source="s", observations=[Observation("prose", ids, 1, rows)])
+    verdict = ModelCheck(path, path.model.spec, tokenizer).verdict(seen, "bfloat16")
     assert [(one.name, round(one.explained, 2)) for one in verdict.findings] == [(name, 1.0)]
 
 
@@ -248,9 +248,9 @@ def test_a_begin_of_text_that_is_missing_is_named(missing):
     ids = [bos, *probes_of(*_claims(TINY))[0].ids]
     run = path.model if missing else rounded(path.model, "bfloat16")
     rows = [{}, *rows_of(score(run, ids[1:], 1))] if missing else rows_of(score(run, ids, 1))
-    seen = Evidence(model="m", source="s", observations=[Observation("prose", ids, 1, rows)])
+    seen = ModelEvidence(model="m", source="s", observations=[Observation("prose", ids, 1, rows)])
     tokenizer = SimpleNamespace(bos_id=bos, encode=lambda text: [bos, 5])
-    verdict = Check(path, model.spec, tokenizer).verdict(seen, "bfloat16")
+    verdict = ModelCheck(path, model.spec, tokenizer).verdict(seen, "bfloat16")
     assert verdict.status == ("differs" if missing else "agrees")
     assert [one.says for one in verdict.findings] == (
         ["the begin-of-text token is missing"] if missing else []
@@ -291,7 +291,7 @@ def test_fifty_healthy_runs_raise_no_alarm():
     """Models of random shapes, rounded in ways that are allowed: nothing is named, whatever the seed."""
     for seed in range(50):
         spec = small_spec(seed)
-        path = PlainPath(random_model(spec, Build("cpu", torch.float32), seed).eval())
+        path = PlainPath(random_model(spec, ModelBuild("cpu", torch.float32), seed).eval())
         with torch.no_grad():
             for parameter in path.model.parameters():
                 parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
@@ -300,8 +300,10 @@ def test_fifty_healthy_runs_raise_no_alarm():
         chance = torch.Generator().manual_seed(seed)
         ids = torch.randint(spec.vocab, (40,), generator=chance).tolist()
         seen = Observation("prose", ids, 1, rows_of(score(run, ids, 1)))
-        seen = Evidence(model="m", source="s", observations=[seen])
-        verdict = Check(path, spec, None).verdict(seen, "int8" if bits == "int8" else "bfloat16")
+        seen = ModelEvidence(model="m", source="s", observations=[seen])
+        verdict = ModelCheck(path, spec, None).verdict(
+            seen, "int8" if bits == "int8" else "bfloat16"
+        )
         assert verdict.status == "agrees", (seed, bits, verdict.says)
 
 

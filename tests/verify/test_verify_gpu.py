@@ -8,14 +8,14 @@ from cairn.serve.capture import Captured, CapturedAnswer, digest_of
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.verify.replay import replay
-from cairn.verify.run import Engine, expected_level, gather, judge
+from cairn.verify.run import EngineOptions, expected_level, gather, judge
 
 pytestmark = pytest.mark.gpu
 
 
 def test_the_engine_computes_the_model_in_bfloat16():
     opened = open_model(str(TINY))
-    engine = Engine(device="cuda")
+    engine = EngineOptions(device="cuda")
     evidence = gather(opened, engine, None)
     verdict = judge(opened, evidence, expected_level(opened, engine), lambda said: None, "cuda")
     print(verdict)

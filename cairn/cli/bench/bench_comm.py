@@ -13,7 +13,7 @@ from cairn.core.units import format_bytes, format_duration
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.bench.transfer import Report, Row
+    from cairn.bench.transfer import TransferReport, TransferRow
 
 
 class BenchComm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,13 +56,13 @@ def run(args: list[str]) -> int:
         for label, measure in work:
             found += measure()
             advance(label)
-    report = transfer.Report(
+    report = transfer.TransferReport(
         origin=record.origin(
             record.repeatable(["bench", "comm"], args), platform.machine(), options.commit
         ),
         paths=transfer.paths_here(),
         skipped=skipped,
-        moves=[one for one in found if isinstance(one, transfer.Row)],
+        moves=[one for one in found if isinstance(one, transfer.TransferRow)],
         hand_overs=[one for one in found if isinstance(one, transfer.HandOver)],
         streamed=[one for one in found if isinstance(one, transfer.Streamed)],
         deaths=[one for one in found if isinstance(one, transfer.Death)],
@@ -89,7 +89,7 @@ def read_transports(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def print_report(report: "Report") -> None:
+def print_report(report: "TransferReport") -> None:
     paths = report.paths
     print(f"between machines: {paths.between} ({paths.why}); on this one: {paths.within}")
     for kind, reason in report.skipped.items():
@@ -110,7 +110,7 @@ def print_report(report: "Report") -> None:
         print(f"  {one.transport:<9} killed {killed:>9}   frozen {frozen:>9}")
 
 
-def _print_moves(rows: list["Row"]) -> None:
+def _print_moves(rows: list["TransferRow"]) -> None:
     columns = list(dict.fromkeys((row.transport, row.way) for row in rows))
     cells = {(row.run_bytes, row.transport, row.way): row.gb_per_s for row in rows}
     print("\nscattered runs between two processes, GB/s")

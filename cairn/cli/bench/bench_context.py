@@ -12,8 +12,8 @@ from cairn.core.units import format_duration
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.bench.context import Row
-    from cairn.bench.throughput import Setup
+    from cairn.bench.context import ContextRow
+    from cairn.bench.throughput import ThroughputSetup
 
 HEADINGS = ("shape", "type", "tokens", "first token", "of floor", "per token", "of floor", "tokens/s")  # fmt: skip
 
@@ -71,7 +71,7 @@ def run(args: list[str]) -> int:
     source = origin(command, device_of(setup), options.commit)
     setup = msgspec.structs.replace(setup, context=max(lengths) + options.output_len)
     ready = prepare(setup)
-    rows: list[Row] = []
+    rows: list[ContextRow] = []
     with progress(len(lengths), "measuring") as advance:
         for length in lengths:
             rows.append(bench.measure(ready, length, options.output_len))
@@ -85,9 +85,9 @@ def run(args: list[str]) -> int:
     return 1 if any(row.failure is not None for row in rows) else 0
 
 
-def _setup(options: BenchContext) -> "tuple[Setup, list[int]]":
+def _setup(options: BenchContext) -> "tuple[ThroughputSetup, list[int]]":
     from cairn.bench.context import CPU_LENGTHS, GPU_LENGTHS
-    from cairn.bench.throughput import Setup, default_shape
+    from cairn.bench.throughput import ThroughputSetup, default_shape
     from cairn.models.checkpoint import default_device
     from cairn.models.presets import preset
     from cairn.models.runnable import RANDOM
@@ -99,7 +99,7 @@ def _setup(options: BenchContext) -> "tuple[Setup, list[int]]":
     if options.model is None and not options.lengths:
         most = preset(shape).context - options.output_len
         lengths = [length for length in lengths if length <= most]
-    setup = Setup(
+    setup = ThroughputSetup(
         shape=Path(options.model).name if options.model is not None else shape,
         model=model,
         device=options.device,
@@ -111,13 +111,13 @@ def _setup(options: BenchContext) -> "tuple[Setup, list[int]]":
     return setup, lengths
 
 
-def table(rows: "list[Row]") -> str:
+def table(rows: "list[ContextRow]") -> str:
     from cairn.cli.columns import lines
 
     return "\n".join(lines(HEADINGS, [_cells(row) for row in rows], left=range(2)))
 
 
-def _cells(row: "Row") -> tuple[str, ...]:
+def _cells(row: "ContextRow") -> tuple[str, ...]:
     head = (row.shape, row.quantization or row.dtype, f"{row.length:,}")
     if row.ttft_s is None or row.tpot_s is None:
         return (*head, f"failed: {row.failure}", *[""] * (len(HEADINGS) - 4))

@@ -16,14 +16,14 @@ from cairn.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cairn.bench.load_answer import Record
-    from cairn.bench.load_row import Row, ServeReport
+    from cairn.bench.load_answer import RequestRecord
+    from cairn.bench.load_row import LoadRow, ServeReport
     from cairn.bench.load_search import Tried
-    from cairn.bench.load_setup import Load, Setup
-    from cairn.bench.serve_bench import Progress
+    from cairn.bench.load_setup import LoadLevel, LoadSetup
+    from cairn.bench.serve_bench import LoadProgress
 
-    Finished = Callable[[Row, list[Record]], None]
-    Next = Callable[[list[Row]], Load | None]  # what to measure, after these
+    Finished = Callable[[LoadRow, list[RequestRecord]], None]
+    Next = Callable[[list[LoadRow]], LoadLevel | None]  # what to measure, after these
 
 FIRST_RUN = 1000  # its place in a sweep: no other point has its prompts
 
@@ -43,10 +43,10 @@ def run(args: list[str]) -> int:
     old = read(options.out) if options.merge and options.out and options.out.exists() else None
     command = repeatable(["bench", "serve"], _without(args, "--html", "--records"))
     source = origin(command, _machine(), options.commit)
-    rows: list[Row] = []
-    measured: list[list[Record]] = []
+    rows: list[LoadRow] = []
+    measured: list[list[RequestRecord]] = []
 
-    def finished(row: "Row", records: "list[Record]") -> None:
+    def finished(row: "LoadRow", records: "list[RequestRecord]") -> None:
         rows.append(row)
         measured.append(records)
         _log_line(line(row), options)
@@ -70,23 +70,23 @@ def run(args: list[str]) -> int:
     return 1 if any(row.completed == 0 for row in rows) else 0
 
 
-def _order(options: BenchServe, loads: "list[Load]") -> "Next":
+def _order(options: BenchServe, loads: "list[LoadLevel]") -> "Next":
     """The loads one after the other; or, in a search, what the last verdicts make worth trying."""
     if not options.find_rate:
         return lambda rows: loads[len(rows)] if len(rows) < len(loads) else None
     from cairn.bench.load_search import next_rate
-    from cairn.bench.load_setup import Load
+    from cairn.bench.load_setup import LoadLevel
 
     low, high = options.rate[0], options.rate[1] if len(options.rate) == 2 else None
 
-    def search(rows: "list[Row]") -> "Load | None":
+    def search(rows: "list[LoadRow]") -> "LoadLevel | None":
         rate = next_rate(_tried(rows), low, high, options.resolution)
-        return None if rate is None else Load(rate=rate)
+        return None if rate is None else LoadLevel(rate=rate)
 
     return search
 
 
-def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Finished") -> None:
+def _measure(options: BenchServe, setup: "LoadSetup", order: "Next", finished: "Finished") -> None:
     """Against --url, or against a server that lives as long as this takes."""
     from cairn.bench.own_server import started
 
@@ -99,7 +99,7 @@ def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Fini
             setup = msgspec.structs.replace(setup, target=target)
             plain, ready = finished, served.ready_s
 
-            def finished(row: "Row", records: "list[Record]") -> None:
+            def finished(row: "LoadRow", records: "list[RequestRecord]") -> None:
                 plain(
                     msgspec.structs.replace(row, server=options.start, ready_seconds=ready), records
                 )
@@ -107,7 +107,7 @@ def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Fini
         asyncio.run(_sweep(setup, order, finished, options.cold))
 
 
-async def _sweep(setup: "Setup", order: "Next", finished: "Finished", cold: bool) -> None:
+async def _sweep(setup: "LoadSetup", order: "Next", finished: "Finished", cold: bool) -> None:
     from cairn.bench.load_client import LoadClient
     from cairn.bench.serve_bench import (
         find_model,
@@ -125,9 +125,9 @@ async def _sweep(setup: "Setup", order: "Next", finished: "Finished", cold: bool
     target = msgspec.structs.replace(setup.target, model=model)
     setup = msgspec.structs.replace(setup, target=target, vocab=vocab)
     status = StatusLine()
-    rows: list[Row] = []
+    rows: list[LoadRow] = []
 
-    def watch(progress: "Progress") -> None:
+    def watch(progress: "LoadProgress") -> None:
         if status.shown:
             status.show(line(progress))
 
@@ -148,13 +148,13 @@ async def _sweep(setup: "Setup", order: "Next", finished: "Finished", cold: bool
             finished(row, records)
 
 
-def _tried(rows: "list[Row]") -> "list[Tried]":
+def _tried(rows: "list[LoadRow]") -> "list[Tried]":
     from cairn.bench.load_search import Tried
 
     return [Tried(row.rate, bool(row.holds_slo)) for row in rows if row.rate is not None]
 
 
-def _found(rows: "list[Row]") -> str:
+def _found(rows: "list[LoadRow]") -> str:
     from cairn.bench.load_search import verdict
 
     return verdict(_tried(rows))
@@ -197,7 +197,7 @@ def _without(args: list[str], *names: str) -> list[str]:
     return kept
 
 
-def _write_page(path: Path, document: "ServeReport", measured: "list[list[Record]]") -> None:
+def _write_page(path: Path, document: "ServeReport", measured: "list[list[RequestRecord]]") -> None:
     from cairn.bench.load_report import render
 
     ahead = len(document.rows) - len(measured)  # rows of the old file
@@ -205,7 +205,9 @@ def _write_page(path: Path, document: "ServeReport", measured: "list[list[Record
     path.write_text(page, encoding="utf-8")
 
 
-def _write_records(path: Path, rows: "list[Row]", measured: "list[list[Record]]") -> None:
+def _write_records(
+    path: Path, rows: "list[LoadRow]", measured: "list[list[RequestRecord]]"
+) -> None:
     """Times are seconds after the first request of the point."""
     from cairn.bench.load_answer import since
 

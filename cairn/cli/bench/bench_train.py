@@ -11,7 +11,7 @@ from cairn.core.errors import UsageError
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.bench.train import Row, Setup
+    from cairn.bench.train import TrainRow, TrainSetup
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -83,7 +83,7 @@ def run(args: list[str]) -> int:
     if options.out is not None and options.merge and options.out.exists():
         old = bench.read(options.out)
     source = origin(repeatable(["bench", "train"], args), device_name(device), options.commit)
-    rows: list[Row] = []
+    rows: list[TrainRow] = []
     with progress(len(setups) * (1 + options.rounds), "starting") as advance:
         for setup in setups:
             rows.append(bench.measure(setup, advance))
@@ -96,8 +96,8 @@ def run(args: list[str]) -> int:
     return 1 if any(row.failure is not None for row in rows) else 0
 
 
-def _setups(options: BenchTrain, device: str) -> "list[Setup]":
-    from cairn.bench.train import Setup, check, recorded_setups
+def _setups(options: BenchTrain, device: str) -> "list[TrainSetup]":
+    from cairn.bench.train import TrainSetup, check, recorded_setups
     from cairn.models.presets import preset
 
     on_gpu = device != "cpu"
@@ -108,7 +108,7 @@ def _setups(options: BenchTrain, device: str) -> "list[Setup]":
     for model in options.model or ["tiny"]:
         preset(model)  # refused before the first model is measured
         for dtype in options.dtype or ["bf16" if on_gpu else "fp32"]:
-            setup = Setup(
+            setup = TrainSetup(
                 model=model, dtype=dtype, seq=options.seq, batch=options.batch,
                 microbatch=options.microbatch, recompute=options.recompute,
                 memory_gib=options.memory_gib, offload=options.offload_activations, states=options.states,
@@ -132,7 +132,7 @@ def _check_alone(options: BenchTrain) -> None:
             )
 
 
-def line(row: "Row") -> str:
+def line(row: "TrainRow") -> str:
     cut = f" of {row.layers} layers" if row.layers else ""
     head = f"{row.model}{cut} {row.dtype} {row.batch} x {row.seq}: "
     if row.failure is not None or row.tokens_per_s is None:

@@ -13,7 +13,7 @@ import msgspec
 from cairn.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from cairn.bench.load_setup import Dataset, Load, Setup
+    from cairn.bench.load_setup import Dataset, LoadLevel, LoadSetup
 
 DATASETS = ("random", "sharegpt-like", "conversations", "agents", "long", "trace")
 DURATION_S = 30.0
@@ -104,11 +104,11 @@ class BenchServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """print the whole document as JSON; lines go to stderr"""
 
 
-def read_setup(options: BenchServe) -> "tuple[Setup, list[Load]]":
+def read_setup(options: BenchServe) -> "tuple[LoadSetup, list[LoadLevel]]":
     from cairn.bench.arrival_traces import read_trace
     from cairn.bench.load_client import Target
-    from cairn.bench.load_setup import Load, Setup
-    from cairn.bench.load_stats import Slo
+    from cairn.bench.load_setup import LoadLevel, LoadSetup
+    from cairn.bench.load_stats import LatencySlo
 
     dataset, file = _dataset(options.dataset)
     target = Target(
@@ -125,7 +125,7 @@ def read_setup(options: BenchServe) -> "tuple[Setup, list[Load]]":
     duration_s = options.duration
     if duration_s is None and options.num_requests is None:
         duration_s = DURATION_S
-    setup = Setup(
+    setup = LoadSetup(
         target=target, label=options.label, dataset=dataset, mix=options.mix,
         trace=read_trace(file) if file is not None else [],
         trace_name=file.name if file is not None else "",
@@ -135,19 +135,19 @@ def read_setup(options: BenchServe) -> "tuple[Setup, list[Load]]":
         count=options.num_requests, duration_s=duration_s,
         limit=options.concurrency[0] if options.rate and options.concurrency else None,
         warmup=options.warmup, warmup_s=options.warmup_duration, seed=options.seed,
-        slo=Slo(ttft_s=_seconds(options.slo_ttft_ms), tpot_s=_seconds(options.slo_tpot_ms),
+        slo=LatencySlo(ttft_s=_seconds(options.slo_ttft_ms), tpot_s=_seconds(options.slo_tpot_ms),
                 e2e_s=_seconds(options.slo_e2e_ms)),
     )  # fmt: skip
     if options.rate:
-        return setup, [Load(rate=rate) for rate in options.rate]
+        return setup, [LoadLevel(rate=rate) for rate in options.rate]
     if options.concurrency:
-        return setup, [Load(concurrency=number) for number in options.concurrency]
+        return setup, [LoadLevel(concurrency=number) for number in options.concurrency]
     if dataset != "trace":
         raise UsageError(
             "neither --rate nor --concurrency is given",
             hint="--rate 5 for five requests per second, --concurrency 8 for eight at a time",
         )
-    return setup, [Load()]
+    return setup, [LoadLevel()]
 
 
 def check(options: BenchServe) -> None:

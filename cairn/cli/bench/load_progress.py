@@ -3,11 +3,11 @@
 8/s poisson  ━━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌  212/480  17 in flight  0:33 left
 """
 
-from cairn.bench.serve_bench import Progress
+from cairn.bench.serve_bench import LoadProgress
 from cairn.report.progress import bar, clock_time
 
 
-def line(progress: Progress) -> str:
+def line(progress: LoadProgress) -> str:
     total = f"/{progress.total}" if progress.total is not None else ""
     left = progress.left_s
     return (

@@ -1,6 +1,6 @@
 """A load test on a terminal: a line after each point, a table at the end. Latencies in milliseconds."""
 
-from cairn.bench.load_row import Row
+from cairn.bench.load_row import LoadRow
 from cairn.bench.load_stats import Spread
 from cairn.cli.columns import lines
 
@@ -8,7 +8,7 @@ HEADINGS = ("load", "ok", "failed", "req/s", "good/s", "out tok/s", "TTFT p50", 
             "p99", "SLO")  # fmt: skip
 
 
-def line(row: Row) -> str:
+def line(row: LoadRow) -> str:
     failed = row.requests - row.completed
     trouble = (
         f", {failed} FAILED ({', '.join(f'{n} {k}' for k, n in row.errors.items())})"
@@ -22,12 +22,12 @@ def line(row: Row) -> str:
     )
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[LoadRow]) -> str:
     """Columns under their headings; latencies in milliseconds."""
     return "\n".join(lines(HEADINGS, [_cells(row) for row in rows], left=[0]))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: LoadRow) -> tuple[str, ...]:
     def pair(spread: Spread | None) -> tuple[str, str]:
         return ("-", "-") if spread is None else (f"{spread.p50:.1f}", f"{spread.p99:.1f}")
 

@@ -18,7 +18,7 @@ from cairn.core.units import format_duration, format_rate
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.bench.throughput import Bench, Row, Setup
+    from cairn.bench.throughput import ThroughputBench, ThroughputRow, ThroughputSetup
 
 HEADINGS = ("shape", "workload", "type", "out tok/s", "in tok/s", "best", "first/warm", "of limit")
 STEPS = ("shape", "workload", "steps", "schedule", "launch", "wait", "update")
@@ -92,7 +92,7 @@ def run(args: list[str]) -> int:
         old = bench.read(options.out)
     command = repeatable(["bench", "throughput"], args)
     source = origin(command, bench.device_of(setups[0]), options.commit)
-    rows: list[Row] = []
+    rows: list[ThroughputRow] = []
     ceilings = {}
     groups = [[name] for name in names] if options.cold else [names]
     runs = 1 + options.repeats + options.cold
@@ -141,8 +141,8 @@ def _draft_tokens(options: BenchThroughput) -> int | Literal["auto"]:
     return len(read_rates(options.synthetic_acceptance, options.draft_tokens))
 
 
-def _setups(options: BenchThroughput) -> "list[Setup]":
-    from cairn.bench.throughput import Setup, default_shape
+def _setups(options: BenchThroughput) -> "list[ThroughputSetup]":
+    from cairn.bench.throughput import ThroughputSetup, default_shape
     from cairn.models.presets import preset
     from cairn.models.runnable import RANDOM
 
@@ -152,7 +152,7 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
         preset(shape)  # refused before the first model is measured
         models[shape] = f"{RANDOM}{shape}"
     return [
-        Setup(
+        ThroughputSetup(
             shape=shape, model=model, device=options.device, dtype=options.dtype,
             plain=options.plain, scale=options.scale, repeats=options.repeats,
             quantization=options.quantization, kv_cache=options.kv_cache, head=options.head,
@@ -164,7 +164,7 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
     ]  # fmt: skip
 
 
-def _ready(setup: "Setup", options: BenchThroughput) -> "Bench":
+def _ready(setup: "ThroughputSetup", options: BenchThroughput) -> "ThroughputBench":
     from cairn.bench.throughput import prepare
 
     began = time.perf_counter()
@@ -180,7 +180,7 @@ def _ready(setup: "Setup", options: BenchThroughput) -> "Bench":
     return ready
 
 
-def line(row: "Row") -> str:
+def line(row: "ThroughputRow") -> str:
     head = f"{row.shape} {row.workload}{form(row)}: "
     if row.failure is not None or row.seconds is None:
         return f"{head}FAILED: {row.failure}"
@@ -196,7 +196,7 @@ def line(row: "Row") -> str:
     )
 
 
-def form(row: "Row") -> str:
+def form(row: "ThroughputRow") -> str:
     """Describe deviations from the model's dtype."""
     parts = (
         row.quantization,
@@ -207,11 +207,11 @@ def form(row: "Row") -> str:
     return "".join(f", {part}" for part in parts if part)
 
 
-def _length(row: "Row") -> str:
+def _length(row: "ThroughputRow") -> str:
     return f" length {row.acceptance_length:.2f}" if row.acceptance_length else ""
 
 
-def table(rows: "list[Row]") -> str:
+def table(rows: "list[ThroughputRow]") -> str:
     """Speeds, then where the host's time went in the median step: two tables, so that each fits 80 columns."""
     from cairn.cli.columns import lines
 
@@ -223,7 +223,7 @@ def table(rows: "list[Row]") -> str:
     return "\n".join([*speeds, "", "The median step of the best run, on the host:", *steps])
 
 
-def _cells(row: "Row") -> tuple[str, ...]:
+def _cells(row: "ThroughputRow") -> tuple[str, ...]:
     head = (row.shape, row.workload, row.dtype + form(row))
     if row.seconds is None:
         return (*head, "failed", *[""] * (len(HEADINGS) - 4))
@@ -237,7 +237,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
     )
 
 
-def _step_cells(row: "Row") -> tuple[str, ...] | None:
+def _step_cells(row: "ThroughputRow") -> tuple[str, ...] | None:
     if row.ledger is None:
         return None
     parts = (row.ledger.schedule_ms, row.ledger.launch_ms, row.ledger.wait_ms, row.ledger.update_ms)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from cairn.bench.http_reader import Events, ProtocolError
+from cairn.bench.http_reader import EventReader, ProtocolError
 from cairn.bench.load_answer import error_text
 from cairn.cli.chat.chat_state import Message, Sampling
 from cairn.core.errors import CairnError, UsageError
@@ -217,7 +217,7 @@ class ServerTalker:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    reader = Events()
+    reader = EventReader()
     while data := response.read1(READ_BYTES):
         yield from reader.feed(data)
 

@@ -25,7 +25,7 @@ from cairn.models.hub import AUTO, check_name, default_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cairn.models.generate import Sampling
+    from cairn.models.generate import GenerateSampling
     from cairn.models.runnable import OpenModel
     from cairn.models.tokenizer import Tokenizer
     from cairn.models.vision.picture import Picture
@@ -117,13 +117,13 @@ def run(args: list[str]) -> int:
     check_name(options.model)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     with held_collector():
-        from cairn.models.generate import Sampling, budget
+        from cairn.models.generate import GenerateSampling, budget
         from cairn.models.runnable import open_model
         from cairn.models.text_to_text.load import text_to_text_folder
 
     if (folder := text_to_text_folder(options.model)) is not None:
         return complete(options, folder)
-    sampling = Sampling(
+    sampling = GenerateSampling(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
@@ -218,7 +218,7 @@ def _say(text: str) -> None:
 
 
 def _with_generator(
-    options: Generate, opened: "OpenModel", sampling: "Sampling", show: Shown
+    options: Generate, opened: "OpenModel", sampling: "GenerateSampling", show: Shown
 ) -> Ran:
     from cairn.models.generate import Generation
 
@@ -237,7 +237,9 @@ def _with_generator(
     return Ran(finish, runnable.device, runnable.dtype, load_s, read_bytes)
 
 
-def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", show: Shown) -> Ran:
+def _with_engine(
+    options: Generate, opened: "OpenModel", sampling: "GenerateSampling", show: Shown
+) -> Ran:
     """The engine that serves, with room for this one request."""
     with held_collector():
         from cairn.models.cache import cache_groups
@@ -270,7 +272,9 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     return Ran(finish, facts.device, facts.dtype, load_s, facts.read_bytes)
 
 
-async def _stream(llm: "LLM", opened: "OpenModel", sampling: "Sampling", show: Shown) -> str:
+async def _stream(
+    llm: "LLM", opened: "OpenModel", sampling: "GenerateSampling", show: Shown
+) -> str:
     from cairn.serve.engine.sampling_params import SamplingParams
     from cairn.serve.prompts import Prompt
     from cairn.serve.serving import GenerateRequest

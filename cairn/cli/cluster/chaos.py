@@ -64,9 +64,9 @@ def run(args: list[str]) -> int:
 
 
 def _print_outcome(report: "object") -> None:
-    from cairn.cluster.chaos import Report
+    from cairn.cluster.chaos import ChaosReport
 
-    assert isinstance(report, Report)
+    assert isinstance(report, ChaosReport)
     for one in report.faults:
         if one.skipped:
             print(f"{one.kind} {one.target}: skipped, {one.skipped}")

@@ -15,7 +15,7 @@ from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 
 if TYPE_CHECKING:
-    from cairn.cluster.records import Record, Status
+    from cairn.cluster.records import JobRecord, JobStatus
 
 ABOUT = "The jobs that `cairn launch` submitted from here."
 
@@ -79,7 +79,7 @@ def run_list(args: list[str]) -> int:
     return 0
 
 
-def _print_table(rows: "list[tuple[Record, Status]]", numbered: bool) -> None:
+def _print_table(rows: "list[tuple[JobRecord, JobStatus]]", numbered: bool) -> None:
     cells = []
     for record, status in rows:
         name = f"{record.name} #{record.number}" if numbered else record.name
@@ -171,24 +171,24 @@ def show_lines(
     return shown
 
 
-def _run_folder(record: "Record") -> Path:
+def _run_folder(record: "JobRecord") -> Path:
     """Folder of the job's checkpoints and time ledger."""
     return Path(record.job().checkpoint.folder or record.folder / "checkpoints")
 
 
-def _status(record: "Record") -> "Status":
+def _status(record: "JobRecord") -> "JobStatus":
     """An engine that does not answer is a reason, too."""
     from cairn.cluster.backends.catalogue import backend_of
     from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable
-    from cairn.cluster.records import Status
+    from cairn.cluster.records import JobStatus
 
     try:
         return backend_of(record).status(record)
     except (EngineMissing, EngineUnreachable) as error:
-        return Status(state="unknown", reason=error.message)
+        return JobStatus(state="unknown", reason=error.message)
 
 
-def _document(record: "Record", status: "Status") -> dict[str, object]:
+def _document(record: "JobRecord", status: "JobStatus") -> dict[str, object]:
     about = {"job": record.name, "run": record.number, "engine": record.engine, "id": record.id}
     return {**about, "created": record.created, **msgspec.to_builtins(status)}
 

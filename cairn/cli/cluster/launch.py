@@ -12,8 +12,8 @@ from cairn.core.config import load
 
 if TYPE_CHECKING:
     from cairn.cluster.backends.interface import Backend
-    from cairn.cluster.records import Record
-    from cairn.cluster.resolve import Plan
+    from cairn.cluster.records import JobRecord
+    from cairn.cluster.resolve import JobPlan
     from cairn.cluster.spec import Job
 
 
@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
     return _follow(record, engine, options)
 
 
-def _planned(job: "Job", engine: "Backend", now: "datetime.datetime") -> "Plan":
+def _planned(job: "Job", engine: "Backend", now: "datetime.datetime") -> "JobPlan":
     """Resolve the job on the engine's nodes without cordoned ones."""
     from cairn.cluster import cordon_list
     from cairn.cluster.resolve import resolve
@@ -105,7 +105,7 @@ def _absolute(job: "Job", options: Launch) -> "Job":
     return msgspec.structs.replace(job, checkpoint=kept)
 
 
-def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Record":
+def submit(job: "Job", plan: "JobPlan", engine: "Backend", options: Launch) -> "JobRecord":
     """The record first: what the engine then holds can always be found again."""
     from cairn.cluster import records
     from cairn.core.errors import CairnError
@@ -120,7 +120,7 @@ def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Rec
         return engine.submit(plan, record)
     except CairnError as error:
         records.write_status(
-            record, records.Status(state="failed", reason=f"not submitted: {error.message}")
+            record, records.JobStatus(state="failed", reason=f"not submitted: {error.message}")
         )
         raise
 
@@ -146,7 +146,7 @@ def refuse_second(job: "Job") -> None:
             )
 
 
-def _print_dry_run(plan: "Plan", engine: "Backend", options: Launch) -> None:
+def _print_dry_run(plan: "JobPlan", engine: "Backend", options: Launch) -> None:
     if not options.json:
         sys.stdout.write(engine.render(plan))
         return
@@ -160,12 +160,12 @@ def _print_dry_run(plan: "Plan", engine: "Backend", options: Launch) -> None:
     _print_json(shown)
 
 
-def _notes(plan: "Plan") -> None:
+def _notes(plan: "JobPlan") -> None:
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _print_outcome(record: "Record", job: "Job", options: Launch) -> None:
+def _print_outcome(record: "JobRecord", job: "Job", options: Launch) -> None:
     out = sys.stderr if options.json else sys.stdout
     known = f" as {record.id}" if record.id else ""
     print(f"submitted '{job.name}' to {record.engine}{known}", file=out)
@@ -174,7 +174,7 @@ def _print_outcome(record: "Record", job: "Job", options: Launch) -> None:
     out.flush()
 
 
-def _follow(record: "Record", engine: "Backend", options: Launch) -> int:
+def _follow(record: "JobRecord", engine: "Backend", options: Launch) -> int:
     from cairn.cli.cluster.jobs import show_lines
 
     out = sys.stderr if options.json else sys.stdout

@@ -12,11 +12,11 @@ from cairn.core.errors import DataError, UsageError, did_you_mean
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.cluster.simulate.history import History
-    from cairn.cluster.simulate.jobs import Cluster
+    from cairn.cluster.simulate.history import ReplayHistory
+    from cairn.cluster.simulate.jobs import SimulatedCluster
     from cairn.cluster.simulate.packing import PackingRun
-    from cairn.cluster.simulate.summary import Summary
-    from cairn.cluster.simulate.traces import Trace
+    from cairn.cluster.simulate.summary import ReplaySummary
+    from cairn.cluster.simulate.traces import JobTrace
 
 SHIFTS = "fifo,sjf,easy"
 
@@ -145,20 +145,20 @@ def _replay(options: SimulateCluster) -> int:
 
 
 def _histories(
-    options: SimulateCluster, names: list[str], trace: "Trace", cluster: "Cluster"
-) -> "tuple[list[History], list[Summary]]":
+    options: SimulateCluster, names: list[str], trace: "JobTrace", cluster: "SimulatedCluster"
+) -> "tuple[list[ReplayHistory], list[ReplaySummary]]":
     """The trace through each policy."""
     from cairn.cluster.simulate.policies import POLICIES
-    from cairn.cluster.simulate.replay import HOUR, Settings, replay
+    from cairn.cluster.simulate.replay import HOUR, ReplaySettings, replay
     from cairn.cluster.simulate.summary import summarise
 
-    settings = Settings(
+    settings = ReplaySettings(
         half_life=options.half_life * HOUR,
         checkpoint=options.checkpoint * 60,
         spread_slowdown=options.spread_slowdown,
     )
-    histories: list[History] = []
-    summaries: list[Summary] = []
+    histories: list[ReplayHistory] = []
+    summaries: list[ReplaySummary] = []
     with progress(len(names) * (1 + len(trace.jobs) // 1000), "simulating") as advance:
         for name in names:
             began = time.process_time()
@@ -177,11 +177,11 @@ def _histories(
 
 def _comparison(
     options: SimulateCluster,
-    trace: "Trace",
-    cluster: "Cluster",
+    trace: "JobTrace",
+    cluster: "SimulatedCluster",
     notes: list[str],
-    histories: "list[History]",
-    summaries: "list[Summary]",
+    histories: "list[ReplayHistory]",
+    summaries: "list[ReplaySummary]",
 ) -> dict[str, object]:
     from cairn.cluster.simulate.explain import fate, refusals
 
@@ -198,8 +198,8 @@ def _comparison(
     return document
 
 
-def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":
-    from cairn.cluster.simulate.jobs import Cluster
+def _prepare(options: SimulateCluster) -> "tuple[JobTrace, SimulatedCluster, list[str]]":
+    from cairn.cluster.simulate.jobs import SimulatedCluster
     from cairn.cluster.simulate.traces import kept_busy, read_trace, synthetic
 
     if options.trace is not None:
@@ -212,7 +212,10 @@ def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":
             hint=f"ids go from {min(job.id for job in trace.jobs)} to {max(job.id for job in trace.jobs)}",
         )
     if options.nodes is not None:
-        cluster, notes = Cluster(nodes=options.nodes, gpus=options.gpus, rack=options.rack), []
+        cluster, notes = (
+            SimulatedCluster(nodes=options.nodes, gpus=options.gpus, rack=options.rack),
+            [],
+        )
     else:
         cluster, why = kept_busy(trace.jobs, options.gpus, options.rack)
         notes = [why]
@@ -221,11 +224,11 @@ def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":
 
 
 def _print(
-    trace: "Trace",
-    cluster: "Cluster",
+    trace: "JobTrace",
+    cluster: "SimulatedCluster",
     notes: list[str],
-    histories: "list[History]",
-    summaries: "list[Summary]",
+    histories: "list[ReplayHistory]",
+    summaries: "list[ReplaySummary]",
 ) -> None:
     from cairn.cli.columns import lines
     from cairn.cluster.simulate.explain import refusals
@@ -245,7 +248,7 @@ def _print(
             print(f"{history.policy} rejects {len(refused) - 1:,} more; --json has all of them")
 
 
-def _print_why(histories: "list[History]", identity: int | None) -> None:
+def _print_why(histories: "list[ReplayHistory]", identity: int | None) -> None:
     from cairn.cluster.simulate.explain import fate
     from cairn.core.units import format_duration
 

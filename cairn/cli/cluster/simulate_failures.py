@@ -11,7 +11,7 @@ from cairn.core.errors import UsageError, did_you_mean
 from cairn.core.trace import make_place
 
 if TYPE_CHECKING:
-    from cairn.cluster.reliability import Outlook, Scheme
+    from cairn.cluster.reliability import Outlook, RecoveryScheme
     from cairn.cluster.reliability_monte_carlo import Lived
     from cairn.cluster.reliability_published import Checked
 
@@ -61,7 +61,7 @@ def run(args: list[str]) -> int:
     _check(options)
     make_place(options.html, "--html")
 
-    def of(gpus: int, scheme: "Scheme") -> "Outlook":
+    def of(gpus: int, scheme: "RecoveryScheme") -> "Outlook":
         return outlook(
             gpus, scheme, rate, interval=options.interval, gpus_per_node=options.gpus_per_node
         )
@@ -118,7 +118,7 @@ def _rate(text: str) -> float:
     return value
 
 
-def _schemes(options: SimulateFailures) -> "list[Scheme]":
+def _schemes(options: SimulateFailures) -> "list[RecoveryScheme]":
     from cairn.cluster.reliability import SCHEMES
 
     asked = SCHEMES if options.scheme == "all" else map(str.strip, options.scheme.split(","))

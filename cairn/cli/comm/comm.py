@@ -22,8 +22,8 @@ from cairn.core.units import format_bytes, format_duration
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.comm.nccl_tuner import Rule
-    from cairn.comm.schedule.ops import Collective, Schedule
+    from cairn.comm.nccl_tuner import TunerRule
+    from cairn.comm.schedule.ops import Collective, CollectiveSchedule
     from cairn.comm.schedule.verify import Proof
 
 ABOUT = "Collectives: prove a schedule, measure it, simulate it, and find out why it is slow."
@@ -144,12 +144,12 @@ def run_tune(args: list[str]) -> int:
     if options.published:
         return _run_published(options.json)
     from cairn.comm import nccl_tuner
-    from cairn.comm.nccl_model import Calibration, calibrate, cluster_of
+    from cairn.comm.nccl_model import NcclCalibration, calibrate, cluster_of
     from cairn.comm.nccl_tests import read_sweep
     from cairn.core.units import parse_bytes
 
     cluster = cluster_of(options.fabric, options.gpus, options.nodes, options.nic)
-    calibration, error = Calibration(), None
+    calibration, error = NcclCalibration(), None
     if options.measured is not None:
         sweep = read_sweep(options.measured)
         calibration, error = calibrate(cluster, sweep)
@@ -300,7 +300,7 @@ def _show(wanted: list[tuple["Collective", str]], ranks: int, parts: int) -> Non
         _show_schedule(make(collective, name, ranks, parts=parts))
 
 
-def _show_schedule(schedule: "Schedule") -> None:
+def _show_schedule(schedule: "CollectiveSchedule") -> None:
     about = f"{schedule.ranks} ranks, {schedule.chunks} chunks"
     print(f"{schedule.collective}/{schedule.name}, {about}")
     for rank in range(schedule.nodes):
@@ -309,7 +309,7 @@ def _show_schedule(schedule: "Schedule") -> None:
             print(f"  rank {rank} channel {channel}: {ops or 'nothing'}")
 
 
-def _print_rules(rules: list["Rule"], error: float | None) -> None:
+def _print_rules(rules: list["TunerRule"], error: float | None) -> None:
     for rule in rules:
         size = f"{format_bytes(rule.least)} .. {format_bytes(rule.most)}"
         print(

@@ -19,7 +19,7 @@ from cairn.core.units import parse_bytes
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.comm.bench_spec import Row, Spec
+    from cairn.comm.bench_spec import BenchRow, Spec
 
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 BACKENDS = ("gloo", "cairn", "nccl", "mpi")
@@ -150,7 +150,7 @@ def run_bench(args: list[str]) -> int:
     return 1 if wrong_of(rows) else 0
 
 
-def _measured(options: Bench, specs: list["Spec"], ranks: int) -> list["Row"]:
+def _measured(options: Bench, specs: list["Spec"], ranks: int) -> list["BenchRow"]:
     """Measure on forked ranks, or on ranks of mpiexec if MPI is one of the backends."""
     from cairn.comm.bench_mpi import run_mpi
     from cairn.comm.bench_ranks import run_ranks

@@ -15,7 +15,7 @@ from cairn.core.units import format_duration, parse_bytes
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.comm.doctor.findings import Finding, Probe
+    from cairn.comm.doctor.findings import CommFinding, PairProbe
 
 Files = Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="[FILE ...]")]
 HEALTHY_RUNS = 20
@@ -103,7 +103,7 @@ def _probe(options: Doctor) -> int:
     return 1 if found else 0
 
 
-def _measured(ranks: int, size: int) -> "Probe | None":
+def _measured(ranks: int, size: int) -> "PairProbe | None":
     import os
 
     from cairn.comm.doctor.probe import TRIES, measure_joined, probe_surely
@@ -152,7 +152,7 @@ def _selftest(options: Doctor) -> int:
     return 0 if ok else 1
 
 
-def _print_findings(found: list["Finding"]) -> None:
+def _print_findings(found: list["CommFinding"]) -> None:
     if not found:
         print("nothing found")
     for one in found:
@@ -162,7 +162,7 @@ def _print_findings(found: list["Finding"]) -> None:
         print(f"  do      {one.advice}")
 
 
-def _print_pairs(probe: "Probe") -> None:
+def _print_pairs(probe: "PairProbe") -> None:
     """The best time of each pair."""
     print(
         f"{probe.bytes} bytes sent and acknowledged, the best of all tries, in us (row: sender, column: receiver)"

@@ -13,7 +13,7 @@ from cairn.core.errors import UsageError, did_you_mean
 from cairn.core.units import parse_bytes
 
 if TYPE_CHECKING:
-    from cairn.comm.schedule.ops import Schedule
+    from cairn.comm.schedule.ops import CollectiveSchedule
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="COLLECTIVE/SCHEDULE")]
 MOST_RANKS = 512
@@ -67,7 +67,7 @@ def run_export(args: list[str]) -> int:
     return 0
 
 
-def _proved(options: Export) -> "Schedule":
+def _proved(options: Export) -> "CollectiveSchedule":
     from cairn.comm.schedule.catalogue import make, names
     from cairn.comm.schedule.verify import require
 
@@ -86,7 +86,7 @@ def _proved(options: Export) -> "Schedule":
     return schedule
 
 
-def _text(options: Export, schedule: "Schedule") -> Iterable[str]:
+def _text(options: Export, schedule: "CollectiveSchedule") -> Iterable[str]:
     from cairn.comm.schedule.export import document, goal
 
     size = parse_bytes(options.size)

@@ -15,9 +15,9 @@ from cairn.core.units import format_bytes, format_duration, parse_bytes
 from cairn.report.progress import Advance, progress
 
 if TYPE_CHECKING:
-    from cairn.comm.simulate.collective import Outcome, Result
-    from cairn.comm.simulate.deadlines import Job
-    from cairn.comm.simulate.topology import Topology
+    from cairn.comm.simulate.collective import CollectiveResult, RailOutcome
+    from cairn.comm.simulate.deadlines import TransferJob
+    from cairn.comm.simulate.topology import FabricTopology
 
 EXAMPLE = "example"
 FAULTS_SHOWN = 8
@@ -175,7 +175,10 @@ def _ticks(options: Simulate) -> int:
 
 
 def _write_page(
-    options: Simulate, top: "Topology", outcome: "Outcome", healthy: "Result | None"
+    options: Simulate,
+    top: "FabricTopology",
+    outcome: "RailOutcome",
+    healthy: "CollectiveResult | None",
 ) -> None:
     from cairn.comm.simulate.collective import simulate
     from cairn.comm.simulate.page import render
@@ -199,7 +202,10 @@ def _write_page(
 
 
 def _print_result(
-    top: "Topology", result: "Result", healthy: "Result | None", seconds: float
+    top: "FabricTopology",
+    result: "CollectiveResult",
+    healthy: "CollectiveResult | None",
+    seconds: float,
 ) -> None:
     print(
         f"{result.collective} of {format_bytes(result.bytes)} on {top.gpus:,} GPUs "
@@ -302,19 +308,19 @@ def _jobs(options: Simulate) -> int:
     return 0
 
 
-def _read_jobs(where: str) -> tuple[list["Job"], list[float]]:
-    from cairn.comm.simulate.deadlines import Job
+def _read_jobs(where: str) -> tuple[list["TransferJob"], list[float]]:
+    from cairn.comm.simulate.deadlines import TransferJob
 
     if where == EXAMPLE:
         return [
-            Job(name="tight", links=(0,), bytes=30e6, compute_us=1000.0, steps=40),
-            Job(name="large", links=(0,), bytes=60e6, compute_us=8000.0, steps=5),
-            Job(name="small", links=(0,), bytes=10e6, compute_us=4000.0, steps=10),
+            TransferJob(name="tight", links=(0,), bytes=30e6, compute_us=1000.0, steps=40),
+            TransferJob(name="large", links=(0,), bytes=60e6, compute_us=8000.0, steps=5),
+            TransferJob(name="small", links=(0,), bytes=10e6, compute_us=4000.0, steps=10),
         ], [50.0]
     try:
         text = Path(where).read_bytes()
         read = msgspec.toml.decode(text, type=Jobs)
-        return [msgspec.convert(job, Job, strict=False) for job in read.job], read.links
+        return [msgspec.convert(job, TransferJob, strict=False) for job in read.job], read.links
     except OSError as error:
         raise DataError(
             f"cannot read {where}: {error.strerror}", hint="give a TOML file of jobs"

@@ -17,7 +17,7 @@ from cairn.core.units import format_duration, format_rate
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.bench.profile_serve import Ledger, Profile
+    from cairn.bench.profile_serve import Profile, StepProfile
 
 ABOUT = "Where the time of a step goes, beside the least that it could take."
 NAME_WIDTH = 47  # of a kernel; templates have names of hundreds of characters
@@ -72,13 +72,13 @@ def run_serve(args: list[str]) -> int:
     # Before torch is imported, or its profiler says on stderr that it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from cairn.bench.profile_serve import profile
-    from cairn.bench.throughput import Setup, default_shape, prepare
+    from cairn.bench.throughput import ThroughputSetup, default_shape, prepare
 
     shape = options.shape or default_shape(options.device)
     name, model = (
         (Path(options.model).name, options.model) if options.model else (shape, f"random:{shape}")
     )
-    setup = Setup(
+    setup = ThroughputSetup(
         shape=name, model=model, device=options.device, dtype=options.dtype, plain=options.plain,
         scale=options.scale, repeats=1, workloads=[options.workload],
         quantization=options.quantization, kv_cache=options.kv_cache, max_num_seqs=options.max_num_seqs,
@@ -135,7 +135,7 @@ def text(found: "Profile", top: int) -> str:
     return "\n".join(parts)
 
 
-def _ledger_lines(ledger: "Ledger") -> list[str]:
+def _ledger_lines(ledger: "StepProfile") -> list[str]:
     head = (
         f"{ledger.kind}: {ledger.steps} steps, in the median {ledger.sequences:g} sequences "
         f"and {ledger.tokens:g} tokens"
@@ -152,7 +152,7 @@ def _ledger_lines(ledger: "Ledger") -> list[str]:
     return lines
 
 
-def _kernel_lines(ledger: "Ledger", top: int) -> list[str]:
+def _kernel_lines(ledger: "StepProfile", top: int) -> list[str]:
     if not ledger.kernels:
         return ["  no kernels were counted"]
     lines = [f"  {'kernel':<{NAME_WIDTH}}{'calls/step':>11}{'per step':>12}{'share':>8}"]

@@ -56,14 +56,14 @@ def run(args: list[str]) -> int:
     # Before torch is imported, or its profiler says on stderr that it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from cairn.bench.profile_train import profile
-    from cairn.bench.train import Setup, check, prepare
+    from cairn.bench.train import TrainSetup, check, prepare
     from cairn.models.checkpoint import check_device, default_device
     from cairn.models.presets import preset
 
     device = default_device() if options.device == "auto" else options.device
     check_device(device)
     on_gpu = device != "cpu"
-    setup = Setup(
+    setup = TrainSetup(
         model=options.model or ("qwen3-0.6b" if on_gpu else "tiny"),
         dtype=options.dtype or ("bf16" if on_gpu else "fp32"),
         seq=options.seq or (4096 if on_gpu else 128),

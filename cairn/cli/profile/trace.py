@@ -7,7 +7,7 @@ import msgspec
 import tyro
 
 from cairn.core.config import load
-from cairn.core.trace import Window, find_files, write_trace
+from cairn.core.trace import TraceWindow, find_files, write_trace
 from cairn.core.units import format_duration, parse_duration
 
 
@@ -31,7 +31,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def run(args: list[str]) -> int:
     options = load(Trace, args=args, env_prefix="CAIRN_TRACE_").value
-    window = Window(
+    window = TraceWindow(
         start_s=parse_duration(options.begin) if options.begin else 0.0,
         end_s=parse_duration(options.end) if options.end else float("inf"),
     )

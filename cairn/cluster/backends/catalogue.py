@@ -2,7 +2,7 @@
 
 from cairn.cluster.backends.interface import Backend
 from cairn.cluster.node_reservation import NodeReservation
-from cairn.cluster.records import Record
+from cairn.cluster.records import JobRecord
 from cairn.core.errors import UsageError, did_you_mean
 
 ENGINES = ("local", "ray", "slurm", "kubernetes")
@@ -32,11 +32,11 @@ def backend(name: str, target: str = "", address: str = "") -> Backend:
     )
 
 
-def backend_of(record: Record) -> Backend:
+def backend_of(record: JobRecord) -> Backend:
     return backend(record.engine, record.target, record.address)
 
 
-def reservation_of(record: Record) -> NodeReservation:
+def reservation_of(record: JobRecord) -> NodeReservation:
     """The reservation that provides the nodes of a job to its supervisor."""
     if record.engine == "ray":
         from cairn.cluster.backends.ray_placement import RayReservation

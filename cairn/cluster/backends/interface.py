@@ -10,9 +10,9 @@ processes, where `supervise` does it (local, Ray).
 from collections.abc import Iterator
 from typing import Protocol
 
-from cairn.cluster.inventory import Cluster
-from cairn.cluster.records import Record, Status
-from cairn.cluster.resolve import Plan
+from cairn.cluster.inventory import ClusterInventory
+from cairn.cluster.records import JobRecord, JobStatus
+from cairn.cluster.resolve import JobPlan
 from cairn.core.errors import CairnError
 
 
@@ -37,26 +37,26 @@ class Backend(Protocol):
 
     name: str
 
-    def look(self) -> Cluster:
+    def look(self) -> ClusterInventory:
         """Query the cluster; raises EngineMissing or EngineUnreachable."""
         ...
 
-    def unseen(self) -> Cluster:
+    def unseen(self) -> ClusterInventory:
         """An assumed cluster for a dry run."""
         ...
 
-    def render(self, plan: Plan) -> str:
+    def render(self, plan: JobPlan) -> str:
         """Render the submission as text. Pure."""
         ...
 
-    def submit(self, plan: Plan, record: Record) -> Record: ...
+    def submit(self, plan: JobPlan, record: JobRecord) -> JobRecord: ...
 
-    def status(self, record: Record) -> Status: ...
+    def status(self, record: JobRecord) -> JobStatus: ...
 
-    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+    def lines(self, record: JobRecord, follow: bool) -> Iterator[str]:
         """The log, all nodes together; with `follow` until the job ends."""
         ...
 
-    def stop(self, record: Record) -> None:
+    def stop(self, record: JobRecord) -> None:
         """Ends it and waits until nothing of it is left."""
         ...

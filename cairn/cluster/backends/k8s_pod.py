@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from cairn.cluster.elastic import agent_env
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.resolve import JobPlan, NodeGroup
 from cairn.cluster.secret_env import secrets_in
 from cairn.cluster.spec import Job
 from cairn.core.units import parse_duration
@@ -34,7 +34,7 @@ def labels(job: Job, role: str) -> dict[str, str]:
     }
 
 
-def resources(group: Group) -> Object:
+def resources(group: NodeGroup) -> Object:
     """CPUs and memory are asked for; memory and GPUs are limits, too: neither can be shared."""
     requests = {
         "cpu": f"{math.ceil(group.cpus * 1000)}m",
@@ -48,7 +48,7 @@ def resources(group: Group) -> Object:
     return {"requests": requests, "limits": limits}
 
 
-def environment(job: Job, group: Group) -> list[Object]:
+def environment(job: Job, group: NodeGroup) -> list[Object]:
     env = agent_env(job, group, folder=CHECKPOINTS, loopback=False)
     hidden = secrets_in(group.env)
     named: list[Object] = [
@@ -61,7 +61,7 @@ def environment(job: Job, group: Group) -> list[Object]:
     return [*named, {"name": "CAIRN_NODE", "valueFrom": own}]
 
 
-def secret_objects(plan: Plan) -> list[Object]:
+def secret_objects(plan: JobPlan) -> list[Object]:
     """Tokens and passwords of the job's environment, one Secret for each role that has some."""
     return [
         {
@@ -79,7 +79,7 @@ def secret_objects(plan: Plan) -> list[Object]:
     ]
 
 
-def _secret(job: Job, group: Group) -> str:
+def _secret(job: Job, group: NodeGroup) -> str:
     return f"{job.name}-{group.role}-env"
 
 
@@ -88,13 +88,13 @@ def literal(word: str) -> str:
     return word.replace("$", "$$")
 
 
-def keeps_files(job: Job, group: Group) -> bool:
+def keeps_files(job: Job, group: NodeGroup) -> bool:
     """Return whether the job stores files. If so, its pods share one volume, with a folder for each job."""
     filled = any("{folder}" in word for word in (*group.argv, *group.env.values()))
     return job.checkpoint.folder is not None or filled
 
 
-def mounts(job: Job, group: Group) -> list[Object]:
+def mounts(job: Job, group: NodeGroup) -> list[Object]:
     shared = [{"name": "shm", "mountPath": "/dev/shm"}]
     if keeps_files(job, group):
         folder = job.checkpoint.folder or CHECKPOINTS
@@ -102,7 +102,7 @@ def mounts(job: Job, group: Group) -> list[Object]:
     return shared
 
 
-def container(job: Job, group: Group, command: list[str], env: list[Object]) -> Object:
+def container(job: Job, group: NodeGroup, command: list[str], env: list[Object]) -> Object:
     return {
         "name": group.role,
         "image": group.image,
@@ -115,7 +115,10 @@ def container(job: Job, group: Group, command: list[str], env: list[Object]) -> 
 
 
 def pod(
-    plan: Plan, group: Group, main_container: Object, annotations: dict[str, str] | None = None
+    plan: JobPlan,
+    group: NodeGroup,
+    main_container: Object,
+    annotations: dict[str, str] | None = None,
 ) -> Object:
     """A pod template; `made` is its container."""
     job = plan.job

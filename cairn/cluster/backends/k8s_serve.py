@@ -19,7 +19,7 @@ from cairn.cluster.backends.k8s_pod import (
     pod,
 )
 from cairn.cluster.elastic import rank_argv
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.resolve import JobPlan, NodeGroup
 from cairn.cluster.spec import Job
 from cairn.core.units import parse_duration
 
@@ -29,7 +29,7 @@ DRAIN_S = 30  # how long `cairn serve` lets requests finish, by default
 SLOW_DOWN_S = 300  # copies are taken away only after so long a calm
 
 
-def serving_objects(plan: Plan) -> list[Object]:
+def serving_objects(plan: JobPlan) -> list[Object]:
     job = plan.job
     group = plan.groups[0]
     target = _leader_worker_set(plan, group) if group.most > 1 else _deployment(plan, group)
@@ -42,7 +42,7 @@ def serving_objects(plan: Plan) -> list[Object]:
     return objects
 
 
-def _server(plan: Plan, group: Group) -> Object:
+def _server(plan: JobPlan, group: NodeGroup) -> Object:
     """The pod that answers. Probes are tied to the engine's steps.
 
     While an engine is started again, its pod gets no requests, and is not killed over it: to load a model may take
@@ -82,7 +82,7 @@ def _server(plan: Plan, group: Group) -> Object:
     return template
 
 
-def _deployment(plan: Plan, group: Group) -> Object:
+def _deployment(plan: JobPlan, group: NodeGroup) -> Object:
     job = plan.job
     return {
         "apiVersion": "apps/v1",
@@ -97,13 +97,13 @@ def _deployment(plan: Plan, group: Group) -> Object:
     }
 
 
-def _labels(plan: Plan, group: Group) -> dict[str, str]:
+def _labels(plan: JobPlan, group: NodeGroup) -> dict[str, str]:
     """Kueue admits servers, too."""
     queue = {"kueue.x-k8s.io/queue-name": plan.job.queue} if plan.job.queue else {}
     return {**labels(plan.job, group.role), **queue}
 
 
-def _leader_worker_set(plan: Plan, group: Group) -> Object:
+def _leader_worker_set(plan: JobPlan, group: NodeGroup) -> Object:
     """LeaderWorkerSet: a replica is several pods that start and fail together; the leader serves requests."""
     job = plan.job
     leader = _server(plan, group)
@@ -134,7 +134,7 @@ def _grace(job: Job) -> int:
     return max(DRAIN_S, math.ceil(parse_duration(job.restart.grace))) + 15
 
 
-def _place_in_group(group: Group) -> list[Object]:
+def _place_in_group(group: NodeGroup) -> list[Object]:
     """Environment variables for {rank} and {world}; $LWS_LEADER_ADDRESS is set by the controller."""
     index = {
         "fieldRef": {"fieldPath": "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
@@ -145,7 +145,7 @@ def _place_in_group(group: Group) -> list[Object]:
     return [{"name": "RANK", "valueFrom": index}, *count]
 
 
-def _service(plan: Plan, group: Group) -> Object:
+def _service(plan: JobPlan, group: NodeGroup) -> Object:
     job = plan.job
     role = "leader" if group.most > 1 else group.role
     return {
@@ -159,7 +159,7 @@ def _service(plan: Plan, group: Group) -> Object:
     }
 
 
-def _hpa(plan: Plan, target: Object) -> Object:
+def _hpa(plan: JobPlan, target: Object) -> Object:
     job = plan.job
     metric = {
         "metric": {"name": job.scale.metric},
@@ -179,7 +179,7 @@ def _hpa(plan: Plan, target: Object) -> Object:
     }
 
 
-def _keda(plan: Plan, target: Object) -> Object:
+def _keda(plan: JobPlan, target: Object) -> Object:
     job = plan.job
     query = f'sum({job.scale.metric}{{pod=~"{job.name}-.*"}})'
     return {

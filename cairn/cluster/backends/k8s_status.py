@@ -5,7 +5,7 @@ JobSet, Volcano Job, RayJob, Deployment, LeaderWorkerSet + their pods (+ Kueue's
 
 from typing import Any
 
-from cairn.cluster.records import State, Status
+from cairn.cluster.records import JobStatus, State
 
 Object = dict[str, Any]
 
@@ -43,14 +43,14 @@ RAY: dict[str, State] = {
 }
 
 
-def status_of(resource: Object, pods: list[Object], workloads: list[Object]) -> Status:
+def status_of(resource: Object, pods: list[Object], workloads: list[Object]) -> JobStatus:
     """`made` is the object that was submitted, as the cluster has it now."""
     state, reason = _state(resource, pods)
     running = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
     if state in ("queued", "starting"):
         reason = _held_by_kueue(workloads) or _held_by_a_pod(pods) or reason
     restarts = int(resource.get("status", {}).get("restarts", 0) or 0)
-    return Status(state=state, reason=reason, nodes=running, restarts=restarts)
+    return JobStatus(state=state, reason=reason, nodes=running, restarts=restarts)
 
 
 def _state(resource: Object, pods: list[Object]) -> tuple[State, str]:

@@ -28,7 +28,7 @@ from cairn.cluster.backends.k8s_pod import (
 from cairn.cluster.elastic import Rendezvous, agent_argv, rank_argv
 from cairn.cluster.job_file import job_json
 from cairn.cluster.pod_agent import MISTAKE
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.resolve import JobPlan, NodeGroup
 from cairn.cluster.secret_env import without_secrets
 from cairn.cluster.spec import Job, Topology
 
@@ -40,7 +40,7 @@ TIERS = {"host": 1, "rack": 1, "block": 2}  # of Volcano's HyperNodes, from the 
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 
-def jobset_objects(plan: Plan) -> list[Object]:
+def jobset_objects(plan: JobPlan) -> list[Object]:
     job = plan.job
     meta: Object = {"name": job.name, "labels": {**labels(job, "all"), **_queued(job)}}
     restarts = 0 if job.restart.policy == "fail" else job.restart.max
@@ -77,12 +77,12 @@ def jobset_objects(plan: Plan) -> list[Object]:
     ]
 
 
-def _never_drained(plan: Plan, pods: int) -> Object:
+def _never_drained(plan: JobPlan, pods: int) -> Object:
     """A gang that loses one pod starts again. As a number of pods: of these kinds Kubernetes knows no other."""
     return disruption_budget(plan.job, plan.job.name, None, minAvailable=pods)
 
 
-def replicated_pod(plan: Plan, group: Group, env: list[Object]) -> Object:
+def replicated_pod(plan: JobPlan, group: NodeGroup, env: list[Object]) -> Object:
     """The template of a role's pods, which meet at the first of them: JOB-ROLE-0-0 in the subdomain JOB."""
     job = plan.job
     endpoint = f"{job.name}-{group.role}-0-0.{job.name}:{PORT}"
@@ -92,7 +92,7 @@ def replicated_pod(plan: Plan, group: Group, env: list[Object]) -> Object:
     return _placed(plan, group, trainer)
 
 
-def _replicated(plan: Plan, group: Group) -> Object:
+def _replicated(plan: JobPlan, group: NodeGroup) -> Object:
     job = plan.job
     attempt: Object = {
         "name": "CAIRN_ATTEMPT",
@@ -118,14 +118,14 @@ def _replicated(plan: Plan, group: Group) -> Object:
     }
 
 
-def _enough(group: Group) -> Object:
+def _enough(group: NodeGroup) -> Object:
     """Success policy of an elastic role: `least` pods suffice, because a pod that never joined cannot succeed."""
     if not group.elastic or group.least == group.most:
         return {}
     return {"successPolicy": {"rules": [{"succeededCount": group.least}]}}
 
 
-def _placed(plan: Plan, group: Group, trainer: Object) -> Object:
+def _placed(plan: JobPlan, group: NodeGroup, trainer: Object) -> Object:
     """The pod, with nearness and priority in Kueue's words where there is a queue, else in the scheduler's."""
     job = plan.job
     template = pod(plan, group, trainer, _nearness(job) if job.queue else None)
@@ -144,7 +144,7 @@ def _queued(job: Job) -> dict[str, str]:
     return {"kueue.x-k8s.io/queue-name": job.queue, **priority}
 
 
-def _pod_failures(group: Group) -> list[Object]:
+def _pod_failures(group: NodeGroup) -> list[Object]:
     mistake = {"containerName": group.role, "operator": "In", "values": [MISTAKE]}
     taken = [{"type": "DisruptionTarget", "status": "True"}]
     return [
@@ -165,7 +165,7 @@ def _nearness(job: Job) -> dict[str, str] | None:
     return None
 
 
-def _command(job: Job, group: Group, endpoint: str) -> list[str]:
+def _command(job: Job, group: NodeGroup, endpoint: str) -> list[str]:
     listening = ["python", "-m", "cairn.cluster.pod_agent", "--"]
     if not group.elastic:
         return [*listening, *rank_argv(group.argv, "python")]
@@ -173,7 +173,7 @@ def _command(job: Job, group: Group, endpoint: str) -> list[str]:
     return [*listening, *agent_argv(job, group, rendezvous, None, "python")]
 
 
-def volcano_objects(plan: Plan) -> list[Object]:
+def volcano_objects(plan: JobPlan) -> list[Object]:
     job = plan.job
     action = {
         "in_place": "RestartPod",
@@ -214,7 +214,7 @@ def volcano_objects(plan: Plan) -> list[Object]:
     return [volcano_job, _never_drained(plan, plan.nodes)]
 
 
-def _task(plan: Plan, group: Group) -> Object:
+def _task(plan: JobPlan, group: NodeGroup) -> Object:
     job = plan.job
     endpoint = f"{job.name}-{group.role}-0.{job.name}:{PORT}"
     trainer = container(job, group, _command(job, group, endpoint), environment(job, group))
@@ -224,7 +224,7 @@ def _task(plan: Plan, group: Group) -> Object:
     return {"name": group.role, "replicas": group.most, "minAvailable": least, "template": template}
 
 
-def rayjob_objects(plan: Plan) -> list[Object]:
+def rayjob_objects(plan: JobPlan) -> list[Object]:
     """The job file as a ConfigMap; a Ray cluster of its size; `cairn launch` as what is run on it."""
     job = plan.job
     config = {
@@ -253,7 +253,7 @@ def rayjob_objects(plan: Plan) -> list[Object]:
     return [config, rayjob, _never_drained(plan, plan.nodes + 1)]
 
 
-def _inner_job(plan: Plan) -> Job:
+def _inner_job(plan: JobPlan) -> Job:
     """The job on its own Ray cluster: alone there, so without what decides between jobs.
 
     Secrets come with the environment of the workers' pods.
@@ -278,7 +278,7 @@ def _inner_job(plan: Plan) -> Job:
     return inner
 
 
-def _ray_head(plan: Plan) -> Object:
+def _ray_head(plan: JobPlan) -> Object:
     group = plan.groups[0]
     env = [{"name": "CAIRN_JOBS", "value": "/tmp/cairn-jobs"}]
     head: Object = {
@@ -299,7 +299,7 @@ def _ray_head(plan: Plan) -> Object:
     return template
 
 
-def _ray_workers(plan: Plan, group: Group) -> Object:
+def _ray_workers(plan: JobPlan, group: NodeGroup) -> Object:
     worker: dict[str, Any] = container(plan.job, group, [], environment(plan.job, group))
     del worker["command"]  # KubeRay writes it
     return {
@@ -313,7 +313,7 @@ def _ray_workers(plan: Plan, group: Group) -> Object:
     }
 
 
-def _with_job(plan: Plan, template: Object) -> Object:
+def _with_job(plan: JobPlan, template: Object) -> Object:
     volume = {"name": "job", "configMap": {"name": f"{plan.job.name}-job"}}
     template["spec"]["volumes"].append(volume)
     return template

@@ -22,9 +22,9 @@ from cairn.cluster.backends.k8s_pod import TOPOLOGY_KEYS, Object, secret_objects
 from cairn.cluster.backends.k8s_serve import serving_objects
 from cairn.cluster.backends.k8s_status import status_of
 from cairn.cluster.backends.k8s_train import jobset_objects, rayjob_objects, volcano_objects
-from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.records import Record, Status
-from cairn.cluster.resolve import CannotRun, Plan
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
+from cairn.cluster.records import JobRecord, JobStatus
+from cairn.cluster.resolve import CannotRun, JobPlan
 from cairn.cluster.secret_env import write_private
 from cairn.core.rank_failure import first_of, found_in, report
 
@@ -56,7 +56,7 @@ class Kubernetes:
     def __init__(self, target: str = "jobset", context: str = "") -> None:
         self.target, self.context = target, context
 
-    def look(self) -> Cluster:
+    def look(self) -> ClusterInventory:
         if shutil.which("kubectl") is None:
             raise EngineMissing(
                 "kubectl is not installed here",
@@ -70,7 +70,7 @@ class Kubernetes:
         if not nodes:
             why = "nodes may not be listed" if listed is forbidden else "the cluster has no nodes"
             print(f"note: {why}, so the job's size is not checked", file=sys.stderr)
-        return Cluster(
+        return ClusterInventory(
             engine=self.name,
             nodes=nodes,
             queues=names,
@@ -79,13 +79,13 @@ class Kubernetes:
             checked=bool(nodes),
         )
 
-    def unseen(self) -> Cluster:
-        return Cluster(engine=self.name, queues=[], needs_image=True, checked=False)
+    def unseen(self) -> ClusterInventory:
+        return ClusterInventory(engine=self.name, queues=[], needs_image=True, checked=False)
 
-    def render(self, plan: Plan) -> str:
+    def render(self, plan: JobPlan) -> str:
         return to_yaml(objects(plan, self.target))
 
-    def submit(self, plan: Plan, record: Record) -> Record:
+    def submit(self, plan: JobPlan, record: JobRecord) -> JobRecord:
         manifests = objects(plan, self.target)
         write_private(record.folder / "objects.yaml", to_yaml(manifests).encode())
         record = msgspec.structs.replace(record, id=_id(manifests))
@@ -111,7 +111,7 @@ class Kubernetes:
             )
         return record
 
-    def status(self, record: Record) -> Status:
+    def status(self, record: JobRecord) -> JobStatus:
         last = records.read_status(record)
         if (
             last.state in records.ENDED
@@ -119,7 +119,7 @@ class Kubernetes:
             return last
         resources = self._get(record.id, missing=[])
         if not resources:
-            return Status(state="lost", reason=f"{record.id} is not in the cluster any more")
+            return JobStatus(state="lost", reason=f"{record.id} is not in the cluster any more")
         pods = self._get("pods", f"--selector=cairn/job={record.name}")
         workloads = (
             self._get("workloads.kueue.x-k8s.io", missing=[]) if self.target != "volcano" else []
@@ -133,7 +133,7 @@ class Kubernetes:
             records.write_status(record, status)
         return status
 
-    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+    def lines(self, record: JobRecord, follow: bool) -> Iterator[str]:
         words = [
             "logs",
             f"--selector=cairn/job={record.name}",
@@ -151,12 +151,14 @@ class Kubernetes:
         with process:
             yield from (line.rstrip("\n") for line in process.stdout)
 
-    def stop(self, record: Record) -> None:
+    def stop(self, record: JobRecord) -> None:
         path = record.folder / "objects.yaml"
         done = self._kubectl("delete", "--ignore-not-found", "--wait", f"--filename={path}")
         if done.returncode != 0:
             raise EngineUnreachable(f"kubectl could not delete {record.id}: {done.stderr.strip()}")
-        records.write_status(record, Status(state="stopped", reason="stopped by `cairn jobs stop`"))
+        records.write_status(
+            record, JobStatus(state="stopped", reason="stopped by `cairn jobs stop`")
+        )
 
     def _get(
         self,
@@ -189,7 +191,7 @@ class Kubernetes:
         return ["kubectl", *([f"--context={self.context}"] if self.context else []), *words]
 
 
-def objects(plan: Plan, target: str) -> list[Object]:
+def objects(plan: JobPlan, target: str) -> list[Object]:
     """Objects to create, in this order. Pure."""
     _check_names(plan)
     folder = plan.job.checkpoint.folder
@@ -208,7 +210,7 @@ def objects(plan: Plan, target: str) -> list[Object]:
     return [*secret_objects(plan), *TARGETS[target](plan)]
 
 
-def _check_names(plan: Plan) -> None:
+def _check_names(plan: JobPlan) -> None:
     """A pod's name is a name in DNS: job, role and two numbers have to fit into it."""
     for group in plan.groups:
         longest = f"{plan.job.name}-{group.role}-0-{group.most - 1}"
@@ -223,17 +225,17 @@ def _check_names(plan: Plan) -> None:
 def to_yaml(manifests: list[Object]) -> str:
     import yaml
 
-    class Plain(yaml.SafeDumper):
+    class PlainDumper(yaml.SafeDumper):
         """YAML dumper without anchors, because `&id001` is hard to read."""
 
         def ignore_aliases(self, data: object) -> bool:
             return True
 
-    dumped = (yaml.dump(each, Dumper=Plain, sort_keys=False, width=120) for each in manifests)
+    dumped = (yaml.dump(each, Dumper=PlainDumper, sort_keys=False, width=120) for each in manifests)
     return "---\n".join(dumped)
 
 
-def node_of(item: Object) -> Node:
+def node_of(item: Object) -> ClusterNode:
     """Capacity of a node from `kubectl get nodes`."""
     has = item["status"].get("allocatable", {})
     marks = item["metadata"].get("labels", {})
@@ -242,7 +244,7 @@ def node_of(item: Object) -> Node:
         for name, count in has.items()
         if name.startswith("nvidia.com/mig-")
     }
-    return Node(
+    return ClusterNode(
         name=item["metadata"]["name"],
         cpus=quantity(has.get("cpu", "0")),
         mig=slices,

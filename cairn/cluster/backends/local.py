@@ -22,12 +22,12 @@ import psutil
 from cairn.cluster import records, supervisor_process
 from cairn.cluster.backends import local_gpus
 from cairn.cluster.elastic import Rendezvous, agent_argv, inherited, rank_argv
-from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
 from cairn.cluster.leftover_processes import OF_A_RUN, end_leftovers, mark_of
 from cairn.cluster.node_reservation import Handle, ReservedNode
 from cairn.cluster.orphan_reaper import OrphanReaper
-from cairn.cluster.records import Record, Status
-from cairn.cluster.resolve import Plan
+from cairn.cluster.records import JobRecord, JobStatus
+from cairn.cluster.resolve import JobPlan
 from cairn.cluster.secret_env import write_private
 from cairn.core.die_with_parent import die_with_parent
 
@@ -58,13 +58,13 @@ class LocalReservation:
     address = LOOPBACK
     loopback = True
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: JobRecord) -> None:
         self.record = record
         self.gpus: dict[int, list[int]] = {}
         self.marks: dict[str, dict[str, str]] = {}
         self.reaper: OrphanReaper | None = None
 
-    def reserve(self, plan: Plan) -> str | None:
+    def reserve(self, plan: JobPlan) -> str | None:
         each = [group.gpus for group in plan.groups for _ in range(group.most)]
         claimed = local_gpus.claim(self.record, sum(each), _gpus()) if any(each) else []
         if isinstance(claimed, str):
@@ -108,36 +108,36 @@ class Local:
 
     name = "local"
 
-    def look(self) -> Cluster:
-        machine = Node(
+    def look(self) -> ClusterInventory:
+        machine = ClusterNode(
             name=socket.gethostname(),
             gpus=_gpus(),
             cpus=float(len(os.sched_getaffinity(0))),
             memory=psutil.virtual_memory().total,
         )
-        return Cluster(engine=self.name, nodes=[machine], shares_nodes=True)
+        return ClusterInventory(engine=self.name, nodes=[machine], shares_nodes=True)
 
-    def unseen(self) -> Cluster:
+    def unseen(self) -> ClusterInventory:
         return self.look()
 
-    def render(self, plan: Plan) -> str:
+    def render(self, plan: JobPlan) -> str:
         return render(plan)
 
-    def submit(self, plan: Plan, record: Record) -> Record:
+    def submit(self, plan: JobPlan, record: JobRecord) -> JobRecord:
         write_private(record.folder / "plan.json", msgspec.json.encode(plan))
         return supervisor_process.begin(record)
 
-    def status(self, record: Record) -> Status:
+    def status(self, record: JobRecord) -> JobStatus:
         return records.read_status(record)
 
-    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+    def lines(self, record: JobRecord, follow: bool) -> Iterator[str]:
         return tail(record, follow)
 
-    def stop(self, record: Record) -> None:
+    def stop(self, record: JobRecord) -> None:
         supervisor_process.stop(record)
 
 
-def render(plan: Plan) -> str:
+def render(plan: JobPlan) -> str:
     """The command of every node, as one could type it."""
     parts = [f"# {plan.job.name}: {plan.nodes} nodes on this machine"]
     for group in plan.groups:
@@ -153,7 +153,9 @@ def render(plan: Plan) -> str:
     return "\n".join(parts) + "\n"
 
 
-def tail(record: Record, follow: bool, is_over: Callable[[], bool] | None = None) -> Iterator[str]:
+def tail(
+    record: JobRecord, follow: bool, is_over: Callable[[], bool] | None = None
+) -> Iterator[str]:
     """All log files together, as they grow; ends when the job has and everything is read."""
     is_over = is_over or (lambda: not records.supervised(record))
     pause = 0.1 if record.supervisor else 1.0  # an engine is not asked all the time

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from cairn.cluster import records
-from cairn.cluster.records import Record
+from cairn.cluster.records import JobRecord
 
 HELD = "gpus.json"
 LOCK = ".gpus.lock"
 
 
-def claim(record: Record, count: int, there: int) -> list[int] | str:
+def claim(record: JobRecord, count: int, there: int) -> list[int] | str:
     """Their numbers, or why there are not enough now."""
     with _alone():
         holders = held_by_others(record)
@@ -31,11 +31,11 @@ def claim(record: Record, count: int, there: int) -> list[int] | str:
         return free[:count]
 
 
-def release(record: Record) -> None:
+def release(record: JobRecord) -> None:
     (record.folder / HELD).unlink(missing_ok=True)
 
 
-def held_by_others(mine: Record) -> dict[int, str]:
+def held_by_others(mine: JobRecord) -> dict[int, str]:
     """GPU -> the job that has it; a job whose supervisor was killed holds nothing any more."""
     holders: dict[int, str] = {}
     for other in records.latest():

@@ -16,9 +16,9 @@ from cairn.cluster import records, supervisor_process
 from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable
 from cairn.cluster.backends.local import tail
 from cairn.cluster.elastic import Rendezvous, agent_argv, rank_argv
-from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.records import Record, Status
-from cairn.cluster.resolve import Plan
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
+from cairn.cluster.records import JobRecord, JobStatus
+from cairn.cluster.resolve import JobPlan
 from cairn.cluster.secret_env import write_private
 
 
@@ -30,7 +30,7 @@ class Ray:
     def __init__(self, address: str = "") -> None:
         self.address = address or os.environ.get("RAY_ADDRESS", "")
 
-    def look(self) -> Cluster:
+    def look(self) -> ClusterInventory:
         if importlib.util.find_spec("ray") is None:
             raise EngineMissing(
                 "the Python package 'ray' is not installed",
@@ -48,44 +48,46 @@ class Ray:
             self.address = LOCAL
             return self._local()
         try:
-            return Cluster(engine=self.name, nodes=nodes_of(ray.nodes()), shares_nodes=True)
+            return ClusterInventory(
+                engine=self.name, nodes=nodes_of(ray.nodes()), shares_nodes=True
+            )
         finally:
             ray.shutdown()
 
-    def _local(self) -> Cluster:
+    def _local(self) -> ClusterInventory:
         from cairn.cluster.backends.local import Local
 
         print("note: no Ray cluster runs here; one is started for this job", file=sys.stderr)
         return msgspec.structs.replace(Local().look(), engine=self.name)
 
-    def unseen(self) -> Cluster:
-        return Cluster(engine=self.name, checked=False)
+    def unseen(self) -> ClusterInventory:
+        return ClusterInventory(engine=self.name, checked=False)
 
-    def render(self, plan: Plan) -> str:
+    def render(self, plan: JobPlan) -> str:
         return render(plan)
 
-    def submit(self, plan: Plan, record: Record) -> Record:
+    def submit(self, plan: JobPlan, record: JobRecord) -> JobRecord:
         write_private(record.folder / "plan.json", msgspec.json.encode(plan))
         return supervisor_process.begin(msgspec.structs.replace(record, address=self.address))
 
-    def status(self, record: Record) -> Status:
+    def status(self, record: JobRecord) -> JobStatus:
         return records.read_status(record)
 
-    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+    def lines(self, record: JobRecord, follow: bool) -> Iterator[str]:
         return tail(record, follow)
 
-    def stop(self, record: Record) -> None:
+    def stop(self, record: JobRecord) -> None:
         supervisor_process.stop(record)
 
 
-def nodes_of(listed: list[dict]) -> list[Node]:
+def nodes_of(listed: list[dict]) -> list[ClusterNode]:
     """Ray's own list as ours; nodes that died stay in it for ever."""
     nodes = []
     for node in listed:
         if node["Alive"]:
             has = node["Resources"]
             nodes.append(
-                Node(
+                ClusterNode(
                     name=node["NodeID"][:12],
                     gpus=int(has.get("GPU", 0)),
                     cpus=has.get("CPU", 0.0),
@@ -96,7 +98,7 @@ def nodes_of(listed: list[dict]) -> list[Node]:
     return nodes
 
 
-def render(plan: Plan) -> str:
+def render(plan: JobPlan) -> str:
     """The placement group and the command of every bundle."""
     from cairn.cluster.backends.ray_placement import bundles_of, placement_of
 

@@ -17,7 +17,7 @@ from typing import Any
 from cairn.cluster.backends.interface import EngineUnreachable
 from cairn.cluster.backends.ray_node import NODE_ADDRESS, NodeAgent
 from cairn.cluster.node_reservation import LOST, Handle, ReservedNode
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.resolve import JobPlan, NodeGroup
 from cairn.core.errors import CairnError
 from cairn.core.units import format_bytes
 
@@ -110,7 +110,7 @@ class RayReservation:
         self.address: str = ray.util.get_node_ip_address()
         self.group: Any = None
 
-    def reserve(self, plan: Plan) -> str | None:
+    def reserve(self, plan: JobPlan) -> str | None:
         import ray
         from ray.util.placement_group import placement_group
 
@@ -161,12 +161,12 @@ class RayReservation:
         ray.shutdown()
 
 
-def bundles_of(plan: Plan) -> list[dict[str, float]]:
+def bundles_of(plan: JobPlan) -> list[dict[str, float]]:
     """Placement-group bundles, one for each node in order. Pure."""
     return [_bundle(group) for group in plan.groups for _ in range(group.most)]
 
 
-def placement_of(plan: Plan) -> dict[str, Any]:
+def placement_of(plan: JobPlan) -> dict[str, Any]:
     """Apart where that is possible, so that a lost machine is one lost node; together where the job says so.
 
     Nodes say in which rack or block they are by Ray's labels: ray start --labels rack=r7.
@@ -179,7 +179,7 @@ def placement_of(plan: Plan) -> dict[str, Any]:
     return {"strategy": "PACK" if near.preferred == "host" else "SPREAD"}
 
 
-def _elsewhere(plan: Plan, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+def _elsewhere(plan: JobPlan, nodes: list[dict[str, Any]]) -> dict[str, Any]:
     """Not on nodes that are on the cordon list; Ray knows them by numbers of its own. Pure."""
     bad = [node["NodeID"] for node in nodes if node["NodeID"][:12] in plan.avoid]
     if not bad:
@@ -234,14 +234,14 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
-def _bundle(group: Group) -> dict[str, float]:
+def _bundle(group: NodeGroup) -> dict[str, float]:
     bundle: dict[str, float] = {"CPU": group.cpus, "memory": group.memory}
     if group.gpus:
         bundle["GPU"] = group.gpus
     return bundle
 
 
-def _words(group: Group) -> str:
+def _words(group: NodeGroup) -> str:
     gpus = f"{group.gpus} GPUs, " if group.gpus else ""
     return f"{gpus}{group.cpus:g} CPUs and {format_bytes(group.memory)}"
 

@@ -20,9 +20,9 @@ from cairn.cluster import records
 from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
 from cairn.cluster.backends.local import tail
 from cairn.cluster.backends.slurm_script import script
-from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.records import ENDED, Record, State, Status
-from cairn.cluster.resolve import Plan
+from cairn.cluster.inventory import ClusterInventory, ClusterNode
+from cairn.cluster.records import ENDED, JobRecord, JobStatus, State
+from cairn.cluster.resolve import JobPlan
 from cairn.cluster.secret_env import write_private
 from cairn.core.errors import CairnError
 from cairn.core.rank_failure import failures_in, first_of, report
@@ -79,19 +79,19 @@ class Slurm:
 
     name = "slurm"
 
-    def look(self) -> Cluster:
+    def look(self) -> ClusterInventory:
         _check_installed()
         text = _asked(["sinfo", "--noheader", "--Node", "--format=%N|%c|%m|%G|%R|%T"])
         racks = racks_of(_asked(["scontrol", "show", "topology"], ANYTHING))
         return cluster_of(text, racks)
 
-    def unseen(self) -> Cluster:
-        return Cluster(engine=self.name, queues=[], checked=False)
+    def unseen(self) -> ClusterInventory:
+        return ClusterInventory(engine=self.name, queues=[], checked=False)
 
-    def render(self, plan: Plan) -> str:
+    def render(self, plan: JobPlan) -> str:
         return script(plan, "LOGS", [f"JOB_{name}" for name in plan.job.after])
 
-    def submit(self, plan: Plan, record: Record) -> Record:
+    def submit(self, plan: JobPlan, record: JobRecord) -> JobRecord:
         path = record.folder / "job.sh"
         dependencies = [records.find(name).id for name in plan.job.after]
         containers = _has_containers()
@@ -112,10 +112,10 @@ class Slurm:
         records.save(record)
         return record
 
-    def status(self, record: Record) -> Status:
+    def status(self, record: JobRecord) -> JobStatus:
         if not record.id:  # Slurm refused it, or the launch was killed before it could answer
             last = records.read_status(record)
-            never = Status(state="lost", reason="it never got a number from Slurm")
+            never = JobStatus(state="lost", reason="it never got a number from Slurm")
             return last if last.state in ENDED else never
         _check_installed()
         # The name, too: another Slurm has other jobs of the same number.
@@ -137,10 +137,10 @@ class Slurm:
             records.write_status(record, status)
         return status
 
-    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+    def lines(self, record: JobRecord, follow: bool) -> Iterator[str]:
         return tail(record, follow, lambda: self.status(record).state in ENDED)
 
-    def stop(self, record: Record) -> None:
+    def stop(self, record: JobRecord) -> None:
         _asked(["scancel", f"--name={record.name}", record.id])
         ends = time.monotonic() + PATIENCE_S
         while self.status(record).state not in ENDED:
@@ -164,13 +164,13 @@ def _holders(job: str) -> str:
     return f"; held now: {', '.join(held[:SHOWN] + more)}" if held else ""
 
 
-def status_of(listing: str) -> Status | None:
+def status_of(listing: str) -> JobStatus | None:
     """Status of a job, or of all tasks of an array, from squeue; None if squeue does not list it."""
     rows = [line.split("|") for line in listing.splitlines() if line.count("|") == 2]
     if not rows:
         return None
     if all(row[:2] == ["CANCELLED", NEVER] for row in rows):
-        return Status(state="failed", reason=REASONS[NEVER])
+        return JobStatus(state="failed", reason=REASONS[NEVER])
     order: list[State] = [
         "running",
         "restarting",
@@ -183,7 +183,7 @@ def status_of(listing: str) -> Status | None:
     states = [(STATES.get(state, "queued"), state, reason, nodes) for state, reason, nodes in rows]
     state, word, reason, nodes = min(states, key=lambda row: order.index(row[0]))
     count = int(nodes) if state == "running" and nodes.isdigit() else 0
-    return Status(state=state, reason=_words(state, word, reason, count), nodes=count)
+    return JobStatus(state=state, reason=_words(state, word, reason, count), nodes=count)
 
 
 def _words(state: State, word: str, reason: str, nodes: int) -> str:
@@ -202,14 +202,14 @@ def _words(state: State, word: str, reason: str, nodes: int) -> str:
     return "finished" if state == "done" else word.lower()
 
 
-def cluster_of(text: str, racks: dict[str, str]) -> Cluster:
-    nodes: dict[str, Node] = {}
+def cluster_of(text: str, racks: dict[str, str]) -> ClusterInventory:
+    nodes: dict[str, ClusterNode] = {}
     queues: set[str] = set()
     for line in text.splitlines():
         name, cpus, mebibytes, gres, partition, _ = line.split("|")
         queues.add(partition)
         gpus, mig = gpus_of(gres)
-        nodes[name] = Node(
+        nodes[name] = ClusterNode(
             name=name,
             cpus=float(cpus),
             memory=int(mebibytes) << 20,
@@ -217,7 +217,7 @@ def cluster_of(text: str, racks: dict[str, str]) -> Cluster:
             mig=mig,
             domains={"rack": racks[name]} if name in racks else {},
         )
-    return Cluster(engine="slurm", nodes=list(nodes.values()), queues=sorted(queues))
+    return ClusterInventory(engine="slurm", nodes=list(nodes.values()), queues=sorted(queues))
 
 
 def gpus_of(gres: str) -> tuple[int, dict[str, int]]:
@@ -241,20 +241,20 @@ def racks_of(text: str) -> dict[str, str]:
     return racks
 
 
-def _remembered(record: Record) -> Status:
+def _remembered(record: JobRecord) -> JobStatus:
     """Status of a job that Slurm no longer lists: the last status seen, or the one its script wrote."""
     last = records.read_status(record)
     if last.state in ENDED:
         return last
     ended = [path.read_text().strip() for path in record.logs.glob("exit-status-*")]
     if not ended:
-        return Status(
+        return JobStatus(
             state="lost", reason=f"Slurm has forgotten job {record.id}, and it left no word"
         )
     bad = [status for status in ended if status != "0"]
     if not bad:
-        return Status(state="done", reason="finished")
-    return Status(state="failed", reason=f"ended with exit status {bad[0]}")
+        return JobStatus(state="done", reason="finished")
+    return JobStatus(state="failed", reason=f"ended with exit status {bad[0]}")
 
 
 def _field(job: str, name: str) -> str | None:

@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.cluster.backends.slurm_restart import NEVER
 from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
-from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.resolve import JobPlan, NodeGroup
 from cairn.cluster.spec import Job
 
 # The first, and how many: the number of a job says which; its further roles take the next ones.
@@ -30,7 +30,11 @@ _SHELL = (
 
 
 def script(
-    plan: Plan, logs: str, dependencies: list[str], python: str = "python", containers: bool = True
+    plan: JobPlan,
+    logs: str,
+    dependencies: list[str],
+    python: str = "python",
+    containers: bool = True,
 ) -> str:
     """`logs` is a folder that all nodes see; dependencies are Slurm's numbers of jobs; containers need pyxis."""
     job = plan.job
@@ -142,7 +146,7 @@ def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
     return [f"#SBATCH {word}" for word in options]
 
 
-def _resources(group: Group) -> list[str]:
+def _resources(group: NodeGroup) -> list[str]:
     nodes = str(group.most) if group.least == group.most else f"{group.least}-{group.most}"
     options = [
         f"--nodes={nodes}",
@@ -156,7 +160,7 @@ def _resources(group: Group) -> list[str]:
     return [f"#SBATCH {word}" for word in options]
 
 
-def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> str:
+def _srun(job: Job, group: NodeGroup, logs: str, python: str, het: int | None) -> str:
     """srun command that starts one agent on each node of the group in the background, so groups run concurrently."""
     run = _run(logs)
     env = agent_env(job, group, folder=f"{run}/checkpoints", loopback=False)
@@ -185,7 +189,7 @@ def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> st
     return f"{meeting}srun {' '.join(filter(None, options))} bash -c {shlex.quote(inner)} &\n"
 
 
-def _argv(job: Job, group: Group, python: str) -> list[str]:
+def _argv(job: Job, group: NodeGroup, python: str) -> list[str]:
     if not group.elastic:
         return rank_argv(group.argv, python)
     rendezvous = Rendezvous(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cairn.cluster.operator.objects import MANAGED, MANAGER, Object, Ref, is_owned_by, plural
-from cairn.cluster.operator.reconcile import Action, Apply, Delete, Merge, SetStatus
+from cairn.cluster.operator.reconcile import Action, Apply, Delete, MergePatch, SetStatus
 from cairn.core.errors import CairnError
 
 WATCH_S = 240  # after which the server ends a watch and it is begun again where it was
@@ -26,7 +26,7 @@ class ApiRefused(CairnError):
         self.code = code
 
 
-class Unreachable(CairnError):
+class ApiUnreachable(CairnError):
     """The API server did not answer."""
 
 
@@ -102,7 +102,7 @@ class Api:
                 return await self._apply(obj, new)
             case Delete(ref, uid):
                 return await self._delete(ref, uid)
-            case Merge(ref, patch):
+            case MergePatch(ref, patch):
                 where = (_resource(ref.api, ref.kind), ref.name, patch)
                 return await self._patch(ref, *where, patch_type=PatchType.MERGE)
             case SetStatus(ref, status):
@@ -241,4 +241,4 @@ def _translated() -> Iterator[None]:
     except httpx2.HTTPStatusError as error:
         raise ApiRefused(error.response.status_code, str(error)) from None
     except (httpx2.HTTPError, OSError) as error:
-        raise Unreachable(f"the API server does not answer: {error!r}") from None
+        raise ApiUnreachable(f"the API server does not answer: {error!r}") from None

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cairn.cluster.operator.objects import API, Object, Ref, is_owned_by, owner_of, ref_of
-from cairn.cluster.operator.reconcile import Kind
+from cairn.cluster.operator.reconcile import ResourceHandler
 
 TOMBSTONES = 4096
 
 
-class Cache:
+class ObjectCache:
     def __init__(self) -> None:
         self._objects: dict[Ref, Object] = {}
         self._children: dict[Ref, dict[Ref, None]] = defaultdict(dict)  # by owner
@@ -64,7 +64,7 @@ class Cache:
             if ref.namespace == mine.namespace
         ]
 
-    def concerned(self, obj: Object, kinds: Sequence[Kind]) -> list[Ref]:
+    def concerned(self, obj: Object, kinds: Sequence[ResourceHandler]) -> list[Ref]:
         """The objects that have to be looked at after this one has changed."""
         ref, names = ref_of(obj), {kind.name for kind in kinds}
         concerned = [ref] if ref.kind in names and ref.api == API else []

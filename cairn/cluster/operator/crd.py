@@ -24,7 +24,7 @@ CONDITION: Object = {
 }
 
 
-class Rule(msgspec.Struct, frozen=True):
+class CelRule(msgspec.Struct, frozen=True):
     """A CEL expression over `self` at a place in the spec, such as "servers[]"."""
 
     at: str
@@ -40,7 +40,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     spec: type[msgspec.Struct]
     more: type[msgspec.Struct] | None = None  # fields beside those of `spec`
     without: tuple[str, ...] = ()  # fields of `spec` that metadata has
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[CelRule, ...] = ()
     limits: tuple[
         tuple[str, int], ...
     ] = ()  # entries of a list: the cost of a rule has to be bounded

@@ -1,21 +1,21 @@
 """The kinds Model and TrainJob as CRDs. InferenceService is defined where fleets are (`cairn/fleet/service.py`)."""
 
-from cairn.cluster.operator.crd import Definition, Rule
-from cairn.cluster.operator.model import ModelSpec
+from cairn.cluster.operator.crd import CelRule, Definition
+from cairn.cluster.operator.model import ModelResourceSpec
 from cairn.cluster.operator.train_job import TrainTarget
 from cairn.cluster.spec import Job
 
 MODEL = Definition(
     kind="Model",
     short="cmodel",
-    spec=ModelSpec,
+    spec=ModelResourceSpec,
     rules=(
-        Rule(
+        CelRule(
             "source",
             "self == oldSelf",
             "source cannot change: servers may be reading it; make another Model",
         ),
-        Rule(
+        CelRule(
             "revision",
             "self == oldSelf",
             "revision cannot change: servers may be reading it; make another Model",
@@ -31,8 +31,8 @@ TRAIN_JOB = Definition(
     more=TrainTarget,
     without=("name", "version", "kind", "scale", "port", "array", "after"),
     rules=(
-        Rule("", "size(self.roles) > 0", "roles is empty: a job has at least one"),
-        Rule("roles[]", "has(self.argv) && size(self.argv) > 0", "a role has no argv"),
+        CelRule("", "size(self.roles) > 0", "roles is empty: a job has at least one"),
+        CelRule("roles[]", "has(self.argv) && size(self.argv) > 0", "a role has no argv"),
     ),
     limits=(("roles", 16),),
     status={

@@ -14,7 +14,7 @@ import msgspec
 from cairn.cluster.backends.k8s_pod import Object, labels, secret_objects
 from cairn.cluster.backends.k8s_train import replicated_pod
 from cairn.cluster.pod_agent import MISTAKE
-from cairn.cluster.resolve import Plan
+from cairn.cluster.resolve import JobPlan
 
 ATTEMPT = "cairn.dev/attempt"  # a label of its pods
 
@@ -30,7 +30,7 @@ class GangStep(msgspec.Struct, frozen=True, kw_only=True):
     objects: list[Object] | None
 
 
-def gang_step(plan: Plan, attempt: int, phase: Phase | None, pods: list[Object]) -> GangStep:
+def gang_step(plan: JobPlan, attempt: int, phase: Phase | None, pods: list[Object]) -> GangStep:
     """Desired objects of a gang, from the status's attempt and phase and the observed pods."""
     if phase in ("Succeeded", "Failed"):
         return GangStep(phase=phase, attempt=attempt, message="", objects=None)
@@ -53,7 +53,7 @@ def gang_step(plan: Plan, attempt: int, phase: Phase | None, pods: list[Object])
     return GangStep(phase="Running", attempt=attempt, message=said, objects=wanted)
 
 
-def _after_failure(plan: Plan, attempt: int, failed: list[Object]) -> GangStep:
+def _after_failure(plan: JobPlan, attempt: int, failed: list[Object]) -> GangStep:
     first = failed[0]
     name, code = first["metadata"]["name"], exit_code(first)
     said = f"{name} ended with {code}" if code is not None else f"{name} failed"
@@ -75,7 +75,7 @@ def exit_code(pod: Object) -> int | None:
     return None
 
 
-def gang_objects(plan: Plan, attempt: int) -> list[Object]:
+def gang_objects(plan: JobPlan, attempt: int) -> list[Object]:
     """A headless Service, by which pods find each other, and the pods."""
     job = plan.job
     service = {
@@ -97,7 +97,7 @@ def gang_objects(plan: Plan, attempt: int) -> list[Object]:
     return objects
 
 
-def _pod(plan: Plan, template: Object, name: str, attempt: int) -> Object:
+def _pod(plan: JobPlan, template: Object, name: str, attempt: int) -> Object:
     spec = template["spec"] | {
         "hostname": name,
         "subdomain": plan.job.name,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from cairn.cluster.operator.api import CONFLICT, Api, ApiRefused, Unreachable
+from cairn.cluster.operator.api import CONFLICT, Api, ApiRefused, ApiUnreachable
 from cairn.cluster.operator.election import LeaseView, lease_of
 from cairn.cluster.operator.objects import Ref
 from cairn.cluster.operator.run import Operator, Say
@@ -72,7 +72,7 @@ class Term:
         if self._task is None or not self._task.done():
             return
         error = self._task.exception()
-        if error is not None and not isinstance(error, ApiRefused | Unreachable):
+        if error is not None and not isinstance(error, ApiRefused | ApiUnreachable):
             raise error
         self._task = None
         self._say(f"begins again: {error}")
@@ -108,7 +108,7 @@ async def _hold(
             return False
         refusals.note(lease, error)
         return None
-    except Unreachable:
+    except ApiUnreachable:
         return None
     return True
 
@@ -120,5 +120,5 @@ async def _give_up(api: Api, lease: Ref, me: str) -> None:
         if current is not None and current["spec"].get("holderIdentity") == me:
             current["spec"]["holderIdentity"] = ""
             await api.replace(current)
-    except (ApiRefused, Unreachable):
+    except (ApiRefused, ApiUnreachable):
         return

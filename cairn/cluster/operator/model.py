@@ -15,9 +15,9 @@ from cairn.cluster.operator.conditions import Condition
 from cairn.cluster.operator.objects import Object
 from cairn.cluster.operator.reconcile import (
     Action,
-    Kind,
     Observed,
-    Rendered,
+    RenderedObjects,
+    ResourceHandler,
     read_spec,
     status_actions,
 )
@@ -26,7 +26,7 @@ PREFIX = "model:"  # of the model of a server group that names a Model
 FOLDER = "/models"  # where its volume is mounted
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelResourceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
     """a repository of Hugging Face's hub, such as Qwen/Qwen3-8B"""
     revision: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w./-]*$")] = "main"
@@ -46,10 +46,10 @@ def claim_name(name: str) -> str:
     return f"{name}-model"
 
 
-def render(observed: Observed) -> Rendered:
-    spec = read_spec(observed, ModelSpec)
+def render(observed: Observed) -> RenderedObjects:
+    spec = read_spec(observed, ModelResourceSpec)
     job = observed.child("Job", f"{observed.name}-download")
-    return Rendered(
+    return RenderedObjects(
         objects=[_claim(observed.name, spec), _download(observed.name, spec)],
         conditions=[_downloaded(job)],
         fields={"source": spec.source, "claim": claim_name(observed.name)},
@@ -72,7 +72,7 @@ def uses(service: Object, name: str) -> bool:
     return any(group.get("model") == f"{PREFIX}{name}" for group in servers)
 
 
-def _claim(name: str, spec: ModelSpec) -> Object:
+def _claim(name: str, spec: ModelResourceSpec) -> Object:
     asked: Object = {
         "accessModes": [spec.access],
         "resources": {"requests": {"storage": spec.size}},
@@ -87,7 +87,7 @@ def _claim(name: str, spec: ModelSpec) -> Object:
     }
 
 
-def _download(name: str, spec: ModelSpec) -> Object:
+def _download(name: str, spec: ModelResourceSpec) -> Object:
     folder = f"{FOLDER}/{name}"
     container: Object = {
         "name": "download",
@@ -137,4 +137,4 @@ def _downloaded(job: Object | None) -> Condition:
     return Condition(type="Downloaded", ok=False, reason="Downloading")
 
 
-MODEL = Kind(name="Model", render=render, release=release, related=("InferenceService",))
+MODEL = ResourceHandler(name="Model", render=render, release=release, related=("InferenceService",))

@@ -41,7 +41,7 @@ class Delete(msgspec.Struct, frozen=True):
     uid: str  # of the object that is meant: not of one that has its name since
 
 
-class Merge(msgspec.Struct, frozen=True):
+class MergePatch(msgspec.Struct, frozen=True):
     """A merge patch, refused when the object has changed since it was seen."""
 
     ref: Ref
@@ -53,7 +53,7 @@ class SetStatus(msgspec.Struct, frozen=True):
     status: Object
 
 
-Action = Apply | Delete | Merge | SetStatus
+Action = Apply | Delete | MergePatch | SetStatus
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         return next(named, None)
 
 
-class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+class RenderedObjects(msgspec.Struct, frozen=True, kw_only=True):
     """`objects` is None where the children have to stay as they are, whatever they are."""
 
     objects: list[Object] | None
@@ -90,19 +90,19 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     fields: Object | None = {}  # of the status, beside the conditions; None: as they are
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceHandler(msgspec.Struct, frozen=True, kw_only=True):
     """Handlers for objects of one kind.
 
     `release` gives what has to be done before one may go, and None when it may; without it there is no finalizer.
     """
 
     name: str
-    render: Callable[[Observed], Rendered]
+    render: Callable[[Observed], RenderedObjects]
     release: Callable[[Observed], Sequence[Action] | None] | None = None
     related: tuple[str, ...] = ()
 
 
-def reconcile(kind: Kind, observed: Observed) -> list[Action]:
+def reconcile(kind: ResourceHandler, observed: Observed) -> list[Action]:
     meta = observed.resource["metadata"]
     has_finalizer = FINALIZER in (meta.get("finalizers") or ())
     if meta.get("deletionTimestamp"):
@@ -123,7 +123,7 @@ def reconcile(kind: Kind, observed: Observed) -> list[Action]:
     return [*_changes(observed, rendered), *status_actions(observed, conditions, rendered.fields)]
 
 
-def _changes(observed: Observed, rendered: Rendered) -> list[Action]:
+def _changes(observed: Observed, rendered: RenderedObjects) -> list[Action]:
     if rendered.objects is None:
         return []
     live = {ref_of(one): one for one in observed.children}
@@ -165,14 +165,14 @@ def status_actions(
     return [SetStatus(ref_of(observed.resource), status)] if status != observed.status else []
 
 
-def _finalizers(observed: Observed, add: bool) -> Merge:
+def _finalizers(observed: Observed, add: bool) -> MergePatch:
     meta = observed.resource["metadata"]
     others = [one for one in meta.get("finalizers") or () if one != FINALIZER]
     patch = {
         "resourceVersion": meta["resourceVersion"],
         "finalizers": [*others, FINALIZER] if add else others,
     }
-    return Merge(ref_of(observed.resource), {"metadata": patch})
+    return MergePatch(ref_of(observed.resource), {"metadata": patch})
 
 
 def read_spec(observed: Observed, schema: type[Spec], **more: object) -> Spec:

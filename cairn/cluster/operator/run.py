@@ -18,12 +18,12 @@ from cairn.cluster.operator.api import (
     TOO_MANY,
     Api,
     ApiRefused,
-    Unreachable,
+    ApiUnreachable,
 )
-from cairn.cluster.operator.cache import Cache
+from cairn.cluster.operator.cache import ObjectCache
 from cairn.cluster.operator.conditions import Condition, written
 from cairn.cluster.operator.objects import API, KEDA_API, POOL_API, Object, Ref, ref_of
-from cairn.cluster.operator.reconcile import Action, Kind, Observed, SetStatus, reconcile
+from cairn.cluster.operator.reconcile import Action, Observed, ResourceHandler, SetStatus, reconcile
 from cairn.cluster.operator.work_queue import WorkQueue
 
 WORKERS = 8
@@ -53,10 +53,12 @@ Say = Callable[[str], None]
 class Operator:
     """Handles `kinds`, one object of them at a time in each worker."""
 
-    def __init__(self, api: Api, kinds: Sequence[Kind], say: Say = lambda text: None) -> None:
+    def __init__(
+        self, api: Api, kinds: Sequence[ResourceHandler], say: Say = lambda text: None
+    ) -> None:
         self._api, self._say = api, say
         self._kinds = {kind.name: kind for kind in kinds}
-        self.cache = Cache()
+        self.cache = ObjectCache()
         self.queue: WorkQueue[Ref] = WorkQueue()
         self.apis: frozenset[str] = frozenset()
         self._wake = asyncio.Event()
@@ -104,7 +106,7 @@ class Operator:
                 async for change, obj in self._api.watch(api, kind, children, version):
                     if self.cache.take(obj, gone=change == "DELETED"):
                         self._changed(obj)
-            except (ApiRefused, Unreachable) as error:
+            except (ApiRefused, ApiUnreachable) as error:
                 self._say_once(kind, f"watching {kind}: {error.message}")
                 await asyncio.sleep(AGAIN_S)
 
@@ -151,7 +153,7 @@ class Operator:
         for action in reconcile(self._kinds[key.kind], observed):
             try:
                 await self._carry_out(action)
-            except Unreachable as error:
+            except ApiUnreachable as error:
                 self._say(f"{key}: {error.message}")
                 return False
             except ApiRefused as error:
@@ -183,7 +185,7 @@ class Operator:
             return
         try:
             await self._carry_out(SetStatus(ref_of(observed.resource), status))
-        except (ApiRefused, Unreachable) as worse:
+        except (ApiRefused, ApiUnreachable) as worse:
             self._say(f"status of {meta['name']}: {worse.message}")
 
     def _observed(self, resource: Object) -> Observed:

@@ -6,13 +6,13 @@ import msgspec
 
 from cairn.cluster.backends.k8s_status import status_of
 from cairn.cluster.backends.kubernetes import TARGETS, objects
-from cairn.cluster.inventory import Cluster
+from cairn.cluster.inventory import ClusterInventory
 from cairn.cluster.job_file import job_from
 from cairn.cluster.operator.conditions import Condition
 from cairn.cluster.operator.gang import gang_step
 from cairn.cluster.operator.objects import Object
-from cairn.cluster.operator.reconcile import Kind, Observed, Rendered
-from cairn.cluster.resolve import Plan, resolve
+from cairn.cluster.operator.reconcile import Observed, RenderedObjects, ResourceHandler
+from cairn.cluster.resolve import JobPlan, resolve
 from cairn.core.errors import ConfigError, did_you_mean
 
 PODS = "pods"
@@ -21,11 +21,11 @@ NEEDS = {
     "volcano": "batch.volcano.sh/v1alpha1/Job",
     "rayjob": "ray.io/v1/RayJob",
 }
-UNSEEN = Cluster(engine="kubernetes", queues=[], needs_image=True, checked=False)
+UNSEEN = ClusterInventory(engine="kubernetes", queues=[], needs_image=True, checked=False)
 ENDED = ("Succeeded", "Failed")
 
 
-def render(observed: Observed) -> Rendered:
+def render(observed: Observed) -> RenderedObjects:
     values: dict[str, Any] = dict(observed.resource.get("spec", {}))
     target = _target(str(values.pop("target", "auto")), observed)
     job = job_from({**values, "name": observed.name}, f"TrainJob {observed.name}")
@@ -59,34 +59,36 @@ def _target(asked: str, observed: Observed) -> str:
     return next((one for one in ("jobset", "volcano") if NEEDS[one] in observed.apis), PODS)
 
 
-def _gang(observed: Observed, plan: Plan) -> Rendered:
+def _gang(observed: Observed, plan: JobPlan) -> RenderedObjects:
     pods = [one for one in observed.children if one["kind"] == "Pod"]
     before = observed.status
     step = gang_step(plan, before.get("attempt", 0), before.get("phase"), pods)
     fields = {"target": PODS, "attempt": step.attempt, "phase": step.phase}
     part = _condition(step.phase, step.message)
-    return Rendered(objects=step.objects, conditions=[part], fields=fields)
+    return RenderedObjects(objects=step.objects, conditions=[part], fields=fields)
 
 
-def _over(observed: Observed) -> Rendered:
+def _over(observed: Observed) -> RenderedObjects:
     """A job that has ended is not created again, though controllers take its objects away a day later."""
     conditions = observed.status.get("conditions", [])
     last = next((one for one in conditions if one["type"] == "Complete"), {})
     part = _condition(observed.status["phase"], last.get("message", ""))
-    return Rendered(objects=None, conditions=[part], fields=None)
+    return RenderedObjects(objects=None, conditions=[part], fields=None)
 
 
-def _delegated(observed: Observed, plan: Plan, target: str) -> Rendered:
+def _delegated(observed: Observed, plan: JobPlan, target: str) -> RenderedObjects:
     rendered = objects(plan, target)
     main = next(one for one in rendered if one["kind"] not in ("ConfigMap", "Secret"))
     live = observed.child(main["kind"], main["metadata"]["name"])
     if live is None:
         part = _condition("Running", "it is being created")
-        return Rendered(objects=rendered, conditions=[part], fields={"target": target})
+        return RenderedObjects(objects=rendered, conditions=[part], fields={"target": target})
     status = status_of(live, [], [])
     phase = {"done": "Succeeded", "failed": "Failed"}.get(status.state, "Running")
     fields: Object = {"target": target, "attempt": status.restarts, "phase": phase}
-    return Rendered(objects=rendered, conditions=[_condition(phase, status.reason)], fields=fields)
+    return RenderedObjects(
+        objects=rendered, conditions=[_condition(phase, status.reason)], fields=fields
+    )
 
 
 def _condition(phase: str, message: str) -> Condition:
@@ -95,7 +97,7 @@ def _condition(phase: str, message: str) -> Condition:
     return Condition(type="Complete", ok=ok, reason=phase, message=message)
 
 
-TRAIN_JOB = Kind(name="TrainJob", render=render)
+TRAIN_JOB = ResourceHandler(name="TrainJob", render=render)
 
 
 class TrainTarget(msgspec.Struct, frozen=True, kw_only=True):

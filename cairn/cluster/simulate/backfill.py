@@ -10,24 +10,24 @@ delay that. Pure: looks at the view, changes nothing.
 
 from collections.abc import Iterable
 
-from cairn.cluster.simulate.jobs import MILLI, Action, Job, Pieces, Start
-from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.jobs import MILLI, Action, Pieces, SimulatedJob, StartJob
+from cairn.cluster.simulate.view import ClusterView
 
 LOOK = 100  # jobs behind the first that backfill looks at, as real schedulers limit it
 
 
 def start_or_backfill(
-    view: View, head: Job, others: Iterable[Job], newcomers: bool = False
+    view: ClusterView, head: SimulatedJob, others: Iterable[SimulatedJob], newcomers: bool = False
 ) -> Action | None:
     """The first if it fits; else the next one that ends before the first could start, or keeps off its nodes."""
     pieces = view.fits(head)
     if pieces is not None:
-        return Start(head, pieces, head.gpus)
+        return StartJob(head, pieces, head.gpus)
     return backfill(view, head, others, newcomers)
 
 
 def backfill(
-    view: View, head: Job, others: Iterable[Job], newcomers: bool = False
+    view: ClusterView, head: SimulatedJob, others: Iterable[SimulatedJob], newcomers: bool = False
 ) -> Action | None:
     """The first of the others that fits beside what the head is promised (nodes, from some time on).
 
@@ -59,14 +59,14 @@ def backfill(
         if pieces is None or not (short or _keeps_off(pieces, promise.nodes)):
             pieces = view.fits(job, avoid=0 if short else promise.nodes)
         if pieces is not None:
-            return Start(job, pieces, gpus, beside=True, newcomer=newcomers)
+            return StartJob(job, pieces, gpus, beside=True, newcomer=newcomers)
         if whole and view.shares.lacks(job) is None:
             too_large_off = min(too_large_off, gpus)
             too_large = min(too_large, gpus) if short else too_large
     return None
 
 
-def who_came(view: View) -> list[Job]:
+def who_came(view: ClusterView) -> list[SimulatedJob]:
     """Jobs that arrived since the last full scan, within the backfill depth; they are last in arrival order."""
     return view.fresh[: max(0, 1 + LOOK - len(view.waiting) + len(view.fresh))]
 

@@ -10,14 +10,14 @@ Counts GPUs, not nodes: where nodes are broken up, a gang may still come late, a
 
 from collections.abc import Iterable, Iterator
 
-from cairn.cluster.simulate.jobs import MILLI, Action, Job, Reject, Reserve, Start
-from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.jobs import MILLI, Action, Reject, ReserveJob, SimulatedJob, StartJob
+from cairn.cluster.simulate.view import ClusterView
 
 Level = tuple[float, int]  # from when, GPUs free
 NEVER = float("inf")
 
 
-def decide_deadline(view: View) -> Action | None:
+def decide_deadline(view: ClusterView) -> Action | None:
     """While no job starts or ends, only newcomers and those whose time has come may start."""
     if view.fresh:
         return _admit(view, view.fresh[0])
@@ -35,7 +35,7 @@ def decide_deadline(view: View) -> Action | None:
                 continue
         pieces = view.fits(job)
         if pieces is not None:
-            return Start(job, pieces, job.gpus)
+            return StartJob(job, pieces, job.gpus)
     return None
 
 
@@ -82,7 +82,7 @@ class _Scan:
         return at if lowest < gpus else NEVER
 
 
-def _admit(view: View, job: Job) -> Action:
+def _admit(view: ClusterView, job: SimulatedJob) -> Action:
     at, pieces = view.now, None
     if len(view.waiting) == 1:
         pieces = view.fits(job)
@@ -95,10 +95,10 @@ def _admit(view: View, job: Job) -> Action:
             f"would be done {done - job.deadline:.0f} s after its deadline: "
             f"{job.gpus} GPUs are free for {job.limit:.0f} s in {at - view.now:.0f} s at the earliest",
         )
-    return Reserve(job, at) if pieces is None else Start(job, pieces, job.gpus)
+    return ReserveJob(job, at) if pieces is None else StartJob(job, pieces, job.gpus)
 
 
-def earliest(levels: Iterable[Level], job: Job, now: float) -> float:
+def earliest(levels: Iterable[Level], job: SimulatedJob, now: float) -> float:
     """The first time from which enough GPUs are free for the whole limit."""
     begin: float | None = None
     for at, free in levels:

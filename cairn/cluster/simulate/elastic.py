@@ -10,15 +10,15 @@ from itertools import islice
 
 from cairn.cluster.simulate.backfill import LOOK, backfill, who_came
 from cairn.cluster.simulate.free_gpus import Free
-from cairn.cluster.simulate.jobs import MILLI, Action, Job, Resize, Running, Start
+from cairn.cluster.simulate.jobs import MILLI, Action, Resize, Running, SimulatedJob, StartJob
 from cairn.cluster.simulate.offers import upper_half
-from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.view import ClusterView
 
 TRIED = 8  # jobs that are tried alone before several are halved
 WORTH = 600.0  # seconds that have to be left (by the limit) for a change of size to pay
 
 
-def decide_elastic(view: View) -> Action | None:
+def decide_elastic(view: ClusterView) -> Action | None:
     """While no job starts or ends, what was not possible still is not: then only newcomers may pass the first."""
     if view.settled and not view.fresh:
         return None
@@ -33,14 +33,14 @@ def decide_elastic(view: View) -> Action | None:
     for gpus in possible:
         pieces = view.fits(head, gpus)
         if pieces is not None:
-            return Start(head, pieces, gpus)
+            return StartJob(head, pieces, gpus)
     shrunk = _shrink(view, head, possible[-1])
     if shrunk is not None or not view.free.idle or not view.somebody_may_fit():
         return shrunk
     return backfill(view, head, islice(view.waiting, 1 + view.looked, 1 + LOOK))
 
 
-def sizes(job: Job) -> list[int]:
+def sizes(job: SimulatedJob) -> list[int]:
     """Possible sizes of an elastic job: the full size and its halves down to the minimum."""
     halved, size = [job.gpus], job.gpus
     while job.least and size % 2 == 0 and size // 2 >= job.least:
@@ -49,7 +49,7 @@ def sizes(job: Job) -> list[int]:
     return halved
 
 
-def _shrink(view: View, head: Job, needed: int) -> Action | None:
+def _shrink(view: ClusterView, head: SimulatedJob, needed: int) -> Action | None:
     """Action that frees GPUs for the head of the queue, if enough can be freed."""
     now, free = view.now, view.free
     nodes = (
@@ -69,7 +69,7 @@ def _shrink(view: View, head: Job, needed: int) -> Action | None:
     return _halve(surplus[0])
 
 
-def _room_with(free: Free, head: Job, gpus: int, halved: list[Running]) -> bool:
+def _room_with(free: Free, head: SimulatedJob, gpus: int, halved: list[Running]) -> bool:
     """Return whether a job would fit if these jobs were halved. Counts idle GPUs by node without changing state."""
     if head.milli < MILLI:
         return True  # every half is at least one whole GPU
@@ -102,7 +102,7 @@ def _halve(run: Running) -> Resize:
     return Resize(run.job.id, kept, run.gpus // 2)
 
 
-def _grow(view: View) -> Action | None:
+def _grow(view: ClusterView) -> Action | None:
     free, now, able = view.free, view.now, view.offers.doublable
     if not able or not free.idle:
         return None

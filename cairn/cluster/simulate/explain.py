@@ -3,13 +3,13 @@
 Pure: reads the view or the history, changes nothing.
 """
 
-from cairn.cluster.simulate.history import History
-from cairn.cluster.simulate.jobs import MILLI, Job
-from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.history import ReplayHistory
+from cairn.cluster.simulate.jobs import MILLI, SimulatedJob
+from cairn.cluster.simulate.view import ClusterView
 from cairn.core.units import format_duration
 
 
-def explain(view: View, job: Job, policy: str) -> str:
+def explain(view: ClusterView, job: SimulatedJob, policy: str) -> str:
     """The first reason that holds, from those that no waiting can change to the order of the queue."""
     lacks = view.shares.lacks(job)
     if lacks is not None:
@@ -33,7 +33,7 @@ def explain(view: View, job: Job, policy: str) -> str:
     return f"its turn comes: {_ahead(view, job)}"
 
 
-def fate(history: History, identity: int) -> str:
+def fate(history: ReplayHistory, identity: int) -> str:
     """Describe the outcome of a job."""
     story = history.stories[identity]
     if story.first_start is None:
@@ -46,14 +46,14 @@ def fate(history: History, identity: int) -> str:
     return f"job {identity} {begun}{moved}, {story.state} {format_duration(taken)} after it came"
 
 
-def refusals(history: History) -> list[tuple[int, str]]:
+def refusals(history: ReplayHistory) -> list[tuple[int, str]]:
     """Rejected jobs with their reasons."""
     return [
         (story.job.id, story.why) for story in history.stories.values() if story.state == "rejected"
     ]
 
 
-def _too_few(view: View, job: Job) -> str | None:
+def _too_few(view: ClusterView, job: SimulatedJob) -> str | None:
     if view.fits(job) is not None:
         return None
     free, gpus = view.free, view.cluster.gpus
@@ -76,11 +76,11 @@ def _too_few(view: View, job: Job) -> str | None:
     )
 
 
-def _gpus(job: Job) -> str:
+def _gpus(job: SimulatedJob) -> str:
     return f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
 
 
-def _ahead(view: View, job: Job) -> str:
+def _ahead(view: ClusterView, job: SimulatedJob) -> str:
     ahead = next((place for place, other in enumerate(view.waiting) if other.id == job.id), 0)
     if ahead == 0:
         return (
@@ -91,7 +91,7 @@ def _ahead(view: View, job: Job) -> str:
     return f"{ahead} job{'s' if ahead > 1 else ''} ahead of it"
 
 
-def _soonest(view: View, job: Job) -> str:
+def _soonest(view: ClusterView, job: SimulatedJob) -> str:
     return (
         f"{_when(view, view.reservation(job).at)} at the latest"
         if view.ends
@@ -99,7 +99,7 @@ def _soonest(view: View, job: Job) -> str:
     )
 
 
-def _fairness(view: View, job: Job, policy: str) -> str:
+def _fairness(view: ClusterView, job: SimulatedJob, policy: str) -> str:
     if policy == "drf":
         least = min(view.users(), key=lambda user: (view.shares.dominant(user), user))
         return (
@@ -111,5 +111,5 @@ def _fairness(view: View, job: Job, policy: str) -> str:
     return f"{job.user} used {mine / 3600:.1f} GPU-hours lately, {least} {theirs / 3600:.1f}"
 
 
-def _when(view: View, at: float) -> str:
+def _when(view: ClusterView, at: float) -> str:
     return f"in {format_duration(max(0.0, at - view.now))}"

@@ -10,14 +10,14 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from cairn.cluster.simulate.jobs import MILLI, Cluster, Job
+from cairn.cluster.simulate.jobs import MILLI, SimulatedCluster, SimulatedJob
 
 LOG_2 = math.log(2)
 ROUNDED = 1 + 1e-9  # sums of tenths that came and went are not what they were
 
 
 class Shares:
-    def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
+    def __init__(self, cluster: SimulatedCluster, half_life: float, track: bool = True) -> None:
         """Track the usage of users only if `track` is set, and the cluster's limits always."""
         self._capacity = (float(cluster.total), cluster.cpus, cluster.memory_gib)
         self.limited = bool(cluster.cpus or cluster.memory_gib)  # by more than GPUs
@@ -29,7 +29,7 @@ class Shares:
         self._now, self._known = float("-inf"), dict[str, float]()
         self.counts = track or self.limited  # whether anybody may ask
 
-    def lacks(self, job: Job) -> str | None:
+    def lacks(self, job: SimulatedJob) -> str | None:
         """Describe the resource besides GPUs that the cluster lacks for the job now, or None."""
         _, cpus, memory = self._capacity
         if cpus and self._together[1] + job.cpus > cpus * ROUNDED:
@@ -38,7 +38,7 @@ class Shares:
             return f"{job.memory_gib:g} GiB, {memory - self._together[2]:g} of {memory:g} are free"
         return None
 
-    def change(self, job: Job, gpus: int, sign: int, now: float) -> None:
+    def change(self, job: SimulatedJob, gpus: int, sign: int, now: float) -> None:
         """The job got (+1) or gave back (-1) these GPUs."""
         user, gpus_held = job.user, sign * gpus * job.milli / MILLI
         amounts = self._held.get(user)

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cairn.cluster.simulate.free_gpus import Rule, State
-from cairn.cluster.simulate.jobs import MILLI, Job
+from cairn.cluster.simulate.jobs import MILLI, SimulatedJob
 
 Sizes = tuple[tuple[int, int, float], ...]  # GPUs on one node, milli, share of the jobs
 
 
-def fgd_rule(jobs: Sequence[Job], gpus: int) -> Rule:
+def fgd_rule(jobs: Sequence[SimulatedJob], gpus: int) -> Rule:
     """A cost for each (state, job): by how much fragmentation rises, then how tight the fit is."""
     sizes = typical_sizes(jobs, gpus)
     memo: dict[tuple[State, int, int], float] = {}
@@ -31,7 +31,7 @@ def fgd_rule(jobs: Sequence[Job], gpus: int) -> Rule:
     return cost
 
 
-def typical_sizes(jobs: Sequence[Job], gpus: int) -> Sizes:
+def typical_sizes(jobs: Sequence[SimulatedJob], gpus: int) -> Sizes:
     """A gang over several nodes counts as the part it wants of one."""
     counts = Counter((min(job.gpus, gpus), job.milli) for job in jobs)
     together = sum(counts.values())

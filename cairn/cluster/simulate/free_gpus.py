@@ -11,7 +11,7 @@ lowest bit of the best group is the node. A gang gets all of its pieces or None.
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from cairn.cluster.simulate.jobs import MILLI, Cluster, Piece, Pieces
+from cairn.cluster.simulate.jobs import MILLI, Piece, Pieces, SimulatedCluster
 
 State = tuple[int, ...]  # idle GPUs, then what shared ones have left, ascending
 Rule = Callable[[State, int, int], float]  # state, GPUs, milli -> cost; the least is taken
@@ -26,7 +26,7 @@ def tightest(state: State, gpus: int, milli: int) -> float:
     return state[0] * MILLI + sum(state[1:])
 
 
-class Costs(dict[State, float]):
+class PlacementCosts(dict[State, float]):
     """Cost of placing a job on a node in each state, cached; NEVER if it does not fit."""
 
     def __init__(self, rule: Rule, gpus: int, milli: int) -> None:
@@ -41,7 +41,7 @@ class Costs(dict[State, float]):
 
 
 class Free:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.gpus = cluster.gpus
         self.idle = cluster.total  # GPUs that no job uses, not even in part
         self.sharing = 0  # GPUs that are used in part
@@ -57,7 +57,7 @@ class Free:
         ]
         self._rack = cluster.rack
         self._too_many: int | None = None  # forgotten whenever a node changes
-        self._costs: dict[tuple[Rule, int, int], Costs] = {}
+        self._costs: dict[tuple[Rule, int, int], PlacementCosts] = {}
 
     def find(
         self, gpus: int, milli: int, rule: Rule, *, avoid: int = 0, packed: bool = False
@@ -76,7 +76,7 @@ class Free:
         """The node of the best state; of equally good states the lowest node."""
         costs = self._costs.get((rule, gpus, milli))
         if costs is None:
-            costs = self._costs[rule, gpus, milli] = Costs(rule, gpus, milli)
+            costs = self._costs[rule, gpus, milli] = PlacementCosts(rule, gpus, milli)
         best, least, idle = 0, NEVER, gpus if milli == MILLI else 0
         for state, nodes in self.groups.items():
             if state[0] < idle:

@@ -5,7 +5,7 @@ Written by `replay`, read by `summary` and `page`. Data only.
 
 import msgspec
 
-from cairn.cluster.simulate.jobs import Cluster, Job
+from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
 
 
 class Stint(msgspec.Struct, frozen=True, gc=False):
@@ -18,10 +18,10 @@ class Stint(msgspec.Struct, frozen=True, gc=False):
     pieces: tuple[tuple[int, int, int], ...]
 
 
-class Story(msgspec.Struct, gc=False):
+class JobHistory(msgspec.Struct, gc=False):
     """Life of a job."""
 
-    job: Job
+    job: SimulatedJob
     first_start: float | None = None
     end: float | None = None
     state: str = "waits"  # runs, done, timeout, rejected
@@ -33,17 +33,17 @@ class Story(msgspec.Struct, gc=False):
     spread: bool = False  # ran over more racks than it needed
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class UtilisationSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
     busy: int  # GPUs in use, in whole or in part
     waiting: int
 
 
-class History(msgspec.Struct):
+class ReplayHistory(msgspec.Struct):
     policy: str
-    cluster: Cluster
-    stories: dict[int, Story]
-    samples: list[Sample]
+    cluster: SimulatedCluster
+    stories: dict[int, JobHistory]
+    samples: list[UtilisationSample]
     stints: list[Stint]
     reasons: list[tuple[float, str]]  # why the watched job waited, whenever that changed
     decisions: int = 0

@@ -19,7 +19,7 @@ Piece = tuple[int, int, int]  # node, bits of its GPUs, thousandths of each
 Pieces = tuple[Piece, ...]
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedCluster(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     gpus: int = 8  # of each node
     rack: int = 16  # nodes that share a switch
@@ -35,7 +35,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return f"{nodes} x {self.gpus} GPUs, {self.rack} nodes a rack"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: int
     submit: float
     duration: float  # with `gpus` GPUs, undisturbed
@@ -62,7 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Running(msgspec.Struct, gc=False):
     """A job that has GPUs, in this stint."""
 
-    job: Job
+    job: SimulatedJob
     pieces: Pieces
     gpus: int
     start: float
@@ -73,8 +73,8 @@ class Running(msgspec.Struct, gc=False):
     half: Pieces | None = None  # of an elastic job: what it would give back; worked out when asked
 
 
-class Start(msgspec.Struct, frozen=True, gc=False):
-    job: Job
+class StartJob(msgspec.Struct, frozen=True, gc=False):
+    job: SimulatedJob
     pieces: Pieces
     gpus: int
     beside: bool = False  # a promise to another job, which stays true
@@ -92,20 +92,20 @@ class Resize(msgspec.Struct, frozen=True, gc=False):
     gpus: int
 
 
-class Reserve(msgspec.Struct, frozen=True, gc=False):
-    job: Job
+class ReserveJob(msgspec.Struct, frozen=True, gc=False):
+    job: SimulatedJob
     at: float
 
 
 class Reject(msgspec.Struct, frozen=True, gc=False):
-    job: Job
+    job: SimulatedJob
     why: str
 
 
-Action = Start | Preempt | Resize | Reserve | Reject
+Action = StartJob | Preempt | Resize | ReserveJob | Reject
 
 
-def check_cluster(cluster: Cluster) -> None:
+def check_cluster(cluster: SimulatedCluster) -> None:
     for name in ("nodes", "gpus", "rack"):
         if getattr(cluster, name) < 1:
             raise ConfigError(
@@ -113,7 +113,7 @@ def check_cluster(cluster: Cluster) -> None:
             )
 
 
-def impossible(job: Job, cluster: Cluster) -> str | None:
+def impossible(job: SimulatedJob, cluster: SimulatedCluster) -> str | None:
     """Why this job could not run on an empty cluster, or None."""
     if job.gpus > cluster.total:
         return f"asks for {job.gpus} GPUs, the cluster has {cluster.total}"

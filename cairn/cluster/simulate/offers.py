@@ -7,7 +7,7 @@
 """
 
 from cairn.cluster.simulate.free_gpus import Free, lowest_bits
-from cairn.cluster.simulate.jobs import Job, Pieces, Running
+from cairn.cluster.simulate.jobs import Pieces, Running, SimulatedJob
 
 
 class Offers:
@@ -51,11 +51,11 @@ class Offers:
         return self._left_whole + parts
 
 
-def can_halve(job: Job, gpus: int) -> bool:
+def can_halve(job: SimulatedJob, gpus: int) -> bool:
     return job.elastic and gpus % 2 == 0 and gpus // 2 >= job.least
 
 
-def can_double(job: Job, gpus: int) -> bool:
+def can_double(job: SimulatedJob, gpus: int) -> bool:
     return job.elastic and gpus * 2 <= job.gpus
 
 

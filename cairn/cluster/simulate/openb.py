@@ -19,7 +19,7 @@ MILLI = 1000  # of a GPU
 Column = NDArray[np.int64]
 
 
-class Nodes(msgspec.Struct, frozen=True):
+class OpenbNodes(msgspec.Struct, frozen=True):
     cpu: Column  # thousandths of a core
     memory: Column  # MiB
     gpus: Column
@@ -44,11 +44,11 @@ class Pods(msgspec.Struct, frozen=True):
         return self.count * self.milli
 
 
-def read_nodes(path: Path) -> Nodes:
+def read_nodes(path: Path) -> OpenbNodes:
     cpu, memory, gpus = _columns(path, ("cpu_milli", "memory_mib", "gpu"))
     if not gpus.sum():
         raise DataError(f"{path} has no node with GPUs", hint="give the list of GPU nodes")
-    return Nodes(cpu, memory, gpus)
+    return OpenbNodes(cpu, memory, gpus)
 
 
 def read_pods(path: Path) -> Pods:

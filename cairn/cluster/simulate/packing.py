@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from cairn.cluster.simulate.fragmentation import FgdScores, Ints, typical_kinds
-from cairn.cluster.simulate.openb import MILLI, Nodes, Pods
+from cairn.cluster.simulate.openb import MILLI, OpenbNodes, Pods
 
 MOST_CPU, MOST_GPU = 128_000, 8 * MILLI  # the largest node, by which CPU and GPU are compared
 INFLATED = 1.3  # demand of the workload over the GPUs there are
@@ -37,7 +37,7 @@ class PackingRun(msgspec.Struct, frozen=True):
     curve: list[tuple[float, float]]  # share arrived -> share allocated
 
 
-class Room(msgspec.Struct):
+class FreeResources(msgspec.Struct):
     """Remaining resources of every node, one row for each, in tie-breaking order."""
 
     cpu: Ints
@@ -60,21 +60,21 @@ class Pod(msgspec.Struct, frozen=True):
         return 0 if self.milli < MILLI else self.count
 
 
-Score = Callable[[Room, Pod, Ints], Ints]
+Score = Callable[[FreeResources, Pod, Ints], Ints]
 
 
-def score_random(room: Room, pod: Pod, nodes: Ints) -> Ints:
+def score_random(room: FreeResources, pod: Pod, nodes: Ints) -> Ints:
     return np.zeros(len(nodes), int)  # the caller breaks the tie by a draw
 
 
-def score_dotprod(room: Room, pod: Pod, nodes: Ints) -> Ints:
+def score_dotprod(room: FreeResources, pod: Pod, nodes: Ints) -> Ints:
     """Away from nodes that have much of what the pod needs much of (after Tetris)."""
     cpu = room.cpu[nodes] / MOST_CPU * pod.cpu / MOST_CPU
     gpu = room.gpu[nodes].sum(1) / MOST_GPU * pod.count * pod.milli / MOST_GPU
     return (100 * (1 - (cpu + gpu) / 2)).astype(int)
 
 
-def score_bestfit(room: Room, pod: Pod, nodes: Ints) -> Ints:
+def score_bestfit(room: FreeResources, pod: Pod, nodes: Ints) -> Ints:
     """Least left over, in CPU and GPU alike; stretched over the feasible nodes to 0..100."""
     cpu = (room.cpu[nodes] - pod.cpu) / MOST_CPU
     gpu = (room.gpu[nodes].sum(1) - pod.count * pod.milli) / MOST_GPU
@@ -83,7 +83,7 @@ def score_bestfit(room: Room, pod: Pod, nodes: Ints) -> Ints:
     return (score - low) * 100 // (high - low) if high > low else score * 0
 
 
-def score_packing(room: Room, pod: Pod, nodes: Ints) -> Ints:
+def score_packing(room: FreeResources, pod: Pod, nodes: Ints) -> Ints:
     """GPUs already shared first, then idle GPUs of nodes in use, idle nodes last."""
     if pod.milli == 0:
         return np.zeros(len(nodes), int)
@@ -98,7 +98,7 @@ def score_packing(room: Room, pod: Pod, nodes: Ints) -> Ints:
     return np.where(idle == room.gpus[nodes], np.maximum(33 - idle, idle), in_use)
 
 
-def score_clustering(room: Room, pod: Pod, nodes: Ints) -> Ints:
+def score_clustering(room: FreeResources, pod: Pod, nodes: Ints) -> Ints:
     """Pods that ask for the same number of GPUs together (after Gandiva), fuller nodes first among equals."""
     if pod.milli == 0:
         return np.zeros(len(nodes), int)
@@ -118,7 +118,7 @@ SCORES: dict[str, Score] = {
 POLICIES = (*SCORES, "fgd")
 
 
-def workload(pods: Pods, nodes: Nodes, inflated: float, draw: np.random.Generator) -> Ints:
+def workload(pods: Pods, nodes: OpenbNodes, inflated: float, draw: np.random.Generator) -> Ints:
     """Every pod once in random order, then drawn ones until the demand is `inflated` times the GPUs."""
     most = int(nodes.gpus.sum()) * MILLI * inflated
     order = draw.permutation(len(pods)).tolist()
@@ -132,7 +132,7 @@ def workload(pods: Pods, nodes: Nodes, inflated: float, draw: np.random.Generato
         order.append(extra)
 
 
-def pack(pods: Pods, nodes: Nodes, policy: str, seed: int, arrived: float = 1.0) -> PackingRun:
+def pack(pods: Pods, nodes: OpenbNodes, policy: str, seed: int, arrived: float = 1.0) -> PackingRun:
     """Places pods one by one until `arrived` times the GPUs have been asked for."""
     draw = np.random.default_rng(seed)
     order = workload(pods, nodes, max(INFLATED, arrived), draw)
@@ -157,12 +157,12 @@ def pack(pods: Pods, nodes: Nodes, policy: str, seed: int, arrived: float = 1.0)
     return PackingRun(policy, seed, allocated / capacity, turned_away, curve)
 
 
-def _empty(nodes: Nodes, order: Ints) -> Room:
+def _empty(nodes: OpenbNodes, order: Ints) -> FreeResources:
     gpus = nodes.gpus[order]
     most = int(gpus.max())
     gpu = np.where(np.arange(most)[None, :] < gpus[:, None], MILLI, 0)
     tags = np.zeros((len(nodes), most + 1), int)
-    return Room(
+    return FreeResources(
         nodes.cpu[order].copy(),
         nodes.memory[order].copy(),
         gpu,
@@ -172,7 +172,7 @@ def _empty(nodes: Nodes, order: Ints) -> Room:
     )
 
 
-def feasible(room: Room, pod: Pod) -> Ints:
+def feasible(room: FreeResources, pod: Pod) -> Ints:
     can = (room.cpu >= pod.cpu) & (room.memory >= pod.memory)
     if pod.count:
         can &= (room.gpu >= pod.milli).sum(1) >= pod.count
@@ -180,7 +180,7 @@ def feasible(room: Room, pod: Pod) -> Ints:
 
 
 def _place(
-    room: Room, pod: Pod, policy: str, fgd: FgdScores | None, draw: np.random.Generator
+    room: FreeResources, pod: Pod, policy: str, fgd: FgdScores | None, draw: np.random.Generator
 ) -> bool:
     nodes = feasible(room, pod)
     if not len(nodes):
@@ -200,7 +200,12 @@ def _place(
 
 
 def _gpus(
-    room: Room, pod: Pod, node: int, policy: str, chosen: int | None, draw: np.random.Generator
+    room: FreeResources,
+    pod: Pod,
+    node: int,
+    policy: str,
+    chosen: int | None,
+    draw: np.random.Generator,
 ) -> Ints:
     """Whole GPUs: the first idle ones. A shared one: FGD's choice, a draw, or the tightest."""
     if pod.milli == MILLI or not pod.count:
@@ -213,7 +218,7 @@ def _gpus(
     return can[[np.argmin(room.gpu[node][can])]]
 
 
-def _give(room: Room, pod: Pod, node: int, gpus: Ints) -> None:
+def _give(room: FreeResources, pod: Pod, node: int, gpus: Ints) -> None:
     room.cpu[node] -= pod.cpu
     room.memory[node] -= pod.memory
     room.gpu[node, gpus] -= pod.milli

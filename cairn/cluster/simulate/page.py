@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from cairn.cluster.simulate.explain import refusals
-from cairn.cluster.simulate.history import History
+from cairn.cluster.simulate.history import ReplayHistory
 from cairn.cluster.simulate.packing import PUBLISHED, PackingRun
-from cairn.cluster.simulate.summary import Summary
+from cairn.cluster.simulate.summary import ReplaySummary
 from cairn.core.units import format_duration
 from cairn.report import plot
 from cairn.report.page import Markup, bars, element, facts, heading, join, page, paragraph, table
@@ -29,7 +29,7 @@ HEADINGS = (
 )
 
 
-def cells(summary: Summary) -> list[str]:
+def cells(summary: ReplaySummary) -> list[str]:
     met = "-" if summary.deadlines_met is None else f"{summary.deadlines_met:.1%}"
     return [
         summary.policy,
@@ -54,7 +54,10 @@ def _time(seconds: float) -> str:
 
 
 def compare_page(
-    title: str, notes: Sequence[str], histories: Sequence[History], summaries: Sequence[Summary]
+    title: str,
+    notes: Sequence[str],
+    histories: Sequence[ReplayHistory],
+    summaries: Sequence[ReplaySummary],
 ) -> str:
     cluster = histories[0].cluster
     parts = [
@@ -78,7 +81,7 @@ def compare_page(
     return page(title, *parts, style=plot.STYLE)
 
 
-def _charts(histories: Sequence[History]) -> list[Markup]:
+def _charts(histories: Sequence[ReplayHistory]) -> list[Markup]:
     def series(name: str) -> list[Series]:
         return [Series(history.policy, _over_time(history, name), "steps") for history in histories]
 
@@ -108,7 +111,7 @@ def _charts(histories: Sequence[History]) -> list[Markup]:
     ]
 
 
-def _over_time(history: History, name: str) -> Sequence[tuple[float, float]]:
+def _over_time(history: ReplayHistory, name: str) -> Sequence[tuple[float, float]]:
     return thin([(sample.at / 3600, getattr(sample, name)) for sample in history.samples], 600)
 
 
@@ -122,7 +125,7 @@ def _distribution(waits: list[float]) -> list[tuple[float, float]]:
     )
 
 
-def _rejected(histories: Sequence[History]) -> list[Markup]:
+def _rejected(histories: Sequence[ReplayHistory]) -> list[Markup]:
     """The first of those that each policy rejected."""
     parts: list[Markup] = []
     for history in histories:
@@ -136,7 +139,7 @@ def _rejected(histories: Sequence[History]) -> list[Markup]:
     return parts
 
 
-def _why(histories: Sequence[History]) -> list[Markup]:
+def _why(histories: Sequence[ReplayHistory]) -> list[Markup]:
     parts: list[Markup] = []
     for history in histories:
         if history.reasons:

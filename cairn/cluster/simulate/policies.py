@@ -24,15 +24,15 @@ from cairn.cluster.simulate.deadline import decide_deadline
 from cairn.cluster.simulate.elastic import decide_elastic
 from cairn.cluster.simulate.fgd_placement import fgd_rule
 from cairn.cluster.simulate.free_gpus import Rule, tightest
-from cairn.cluster.simulate.jobs import Action, Job, Start
+from cairn.cluster.simulate.jobs import Action, SimulatedJob, StartJob
 from cairn.cluster.simulate.preemption import decide_priority
-from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.view import ClusterView
 from cairn.cluster.simulate.waiting_queue import Key
 
-Decide = Callable[[View], Action | None]
+Decide = Callable[[ClusterView], Action | None]
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     about: str
     decide: Decide
@@ -41,10 +41,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     by_user: bool = False  # what users hold and have used decides
     resizes: bool = False  # what elastic jobs could give or take decides: `view.offers` is kept
     by_slots: bool = False  # what is free later decides: `view.timeline` is kept
-    rule: Callable[[Sequence[Job], int], Rule] = lambda jobs, gpus: tightest
+    rule: Callable[[Sequence[SimulatedJob], int], Rule] = lambda jobs, gpus: tightest
 
 
-def decide_in_order(view: View) -> Action | None:
+def decide_in_order(view: ClusterView) -> Action | None:
     """The first that waits, if it fits; no other passes it."""
     if not view.waiting:
         return None
@@ -52,10 +52,10 @@ def decide_in_order(view: View) -> Action | None:
     if view.settled and head not in view.fresh:
         return None  # it did not fit before
     pieces = view.fits(head)
-    return Start(head, pieces, head.gpus) if pieces is not None else None
+    return StartJob(head, pieces, head.gpus) if pieces is not None else None
 
 
-def decide_easy(view: View) -> Action | None:
+def decide_easy(view: ClusterView) -> Action | None:
     """EASY backfill. Until a job releases GPUs, jobs that did not fit still do not, so only new arrivals are tried."""
     if not view.waiting or not view.somebody_may_fit():
         return None
@@ -65,15 +65,17 @@ def decide_easy(view: View) -> Action | None:
     return backfill(view, head, who_came(view), newcomers=True) if view.fresh else None
 
 
-def decide_fair(view: View) -> Action | None:
+def decide_fair(view: ClusterView) -> Action | None:
     return _by_user(view, view.shares.by_usage)
 
 
-def decide_drf(view: View) -> Action | None:
+def decide_drf(view: ClusterView) -> Action | None:
     return _by_user(view, view.shares.by_dominant)
 
 
-def _by_user(view: View, ranked: Callable[[Collection[str], float], list[str]]) -> Action | None:
+def _by_user(
+    view: ClusterView, ranked: Callable[[Collection[str], float], list[str]]
+) -> Action | None:
     """Each user's first job, in the order of users; then all others, user by user.
 
     While no job ends, one that did not fit still does not, and one that was held back still is, unless another one
@@ -102,69 +104,73 @@ def _by_user(view: View, ranked: Callable[[Collection[str], float], list[str]]) 
     return start_or_backfill(view, head, others[:LOOK])
 
 
-def by_arrival(job: Job) -> tuple[float, ...]:
+def by_arrival(job: SimulatedJob) -> tuple[float, ...]:
     return (job.submit, job.id)
 
 
-def by_limit(job: Job) -> tuple[float, ...]:
+def by_limit(job: SimulatedJob) -> tuple[float, ...]:
     return (job.limit, job.submit, job.id)
 
 
-def by_priority(job: Job) -> tuple[float, ...]:
+def by_priority(job: SimulatedJob) -> tuple[float, ...]:
     return (-job.priority, job.submit, job.id)
 
 
-def _policies() -> Iterable[Policy]:
-    yield Policy(name="fifo", about="as they came", decide=decide_in_order, key=by_arrival)
-    yield Policy(name="sjf", about="shortest limit first", decide=decide_in_order, key=by_limit)
-    yield Policy(
+def _policies() -> Iterable[SchedulingPolicy]:
+    yield SchedulingPolicy(
+        name="fifo", about="as they came", decide=decide_in_order, key=by_arrival
+    )
+    yield SchedulingPolicy(
+        name="sjf", about="shortest limit first", decide=decide_in_order, key=by_limit
+    )
+    yield SchedulingPolicy(
         name="easy",
         about="FIFO with backfill and one reservation",
         decide=decide_easy,
         key=by_arrival,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="fair",
         about="least used lately first, with a half-life",
         decide=decide_fair,
         key=by_arrival,
         by_user=True,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="drf",
         about="smallest dominant share first",
         decide=decide_drf,
         key=by_arrival,
         by_user=True,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="priority",
         about="important jobs take whole gangs from others",
         decide=decide_priority,
         key=by_priority,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="topology",
         about="backfill, gangs in few racks",
         decide=decide_easy,
         key=by_arrival,
         packed=True,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="fgd",
         about="backfill, placed with the least new fragmentation",
         decide=decide_easy,
         key=by_arrival,
         rule=fgd_rule,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="elastic",
         about="jobs shrink for those who wait, and grow back",
         decide=decide_elastic,
         key=by_arrival,
         resizes=True,
     )
-    yield Policy(
+    yield SchedulingPolicy(
         name="deadline",
         about="admitted only if done in time",
         decide=decide_deadline,

@@ -6,24 +6,24 @@ or not at all: half a gang computes nothing. Victims wait again and go on from t
 on the view's own map of free GPUs and leaves it as it was.
 """
 
-from cairn.cluster.simulate.jobs import Action, Job, Preempt, Running, Start
-from cairn.cluster.simulate.view import View
+from cairn.cluster.simulate.jobs import Action, Preempt, Running, SimulatedJob, StartJob
+from cairn.cluster.simulate.view import ClusterView
 
 
-def decide_priority(view: View) -> Action | None:
+def decide_priority(view: ClusterView) -> Action | None:
     if not view.waiting:
         return None
     head = view.waiting[0]
     pieces = view.fits(head)
     if pieces is not None:
-        return Start(head, pieces, head.gpus)
+        return StartJob(head, pieces, head.gpus)
     ids = victims(view, head)
     if ids:
         return Preempt(ids, why=f"job {head.id} of priority {head.priority} takes their GPUs")
     return None
 
 
-def victims(view: View, job: Job) -> tuple[int, ...]:
+def victims(view: ClusterView, job: SimulatedJob) -> tuple[int, ...]:
     """Jobs to preempt so that the job can start; empty if preempting all of them does not suffice."""
     lower = [run for run in view.running.values() if run.job.priority < job.priority]
     if sum(run.gpus for run in lower) + view.free.idle < job.gpus:
@@ -43,7 +43,7 @@ def victims(view: View, job: Job) -> tuple[int, ...]:
     return tuple(run.job.id for run in gone) if enough else ()
 
 
-def _needed(view: View, job: Job, gone: list[Running]) -> list[Running]:
+def _needed(view: ClusterView, job: SimulatedJob, gone: list[Running]) -> list[Running]:
     """Spares every victim that the job can do without; the last one is needed, since it did not fit before."""
     needed = gone[-1:]
     for run in gone[:-1]:

@@ -13,31 +13,31 @@ from heapq import heappop, heappush
 import msgspec
 
 from cairn.cluster.simulate.explain import explain
-from cairn.cluster.simulate.history import History, Sample, Stint, Story
+from cairn.cluster.simulate.history import JobHistory, ReplayHistory, Stint, UtilisationSample
 from cairn.cluster.simulate.jobs import (
     Action,
-    Cluster,
-    Job,
     Pieces,
     Preempt,
     Reject,
-    Reserve,
+    ReserveJob,
     Resize,
     Running,
-    Start,
+    SimulatedCluster,
+    SimulatedJob,
+    StartJob,
     check_cluster,
     impossible,
 )
-from cairn.cluster.simulate.policies import Policy
-from cairn.cluster.simulate.view import View
-from cairn.cluster.simulate.waiting_queue import Line
+from cairn.cluster.simulate.policies import SchedulingPolicy
+from cairn.cluster.simulate.view import ClusterView
+from cairn.cluster.simulate.waiting_queue import UserQueue
 
 HOUR = 3600.0
 DAY = 24 * HOUR
 NEVER = float("inf")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     half_life: float = 7 * DAY  # of past use, for fair share
     checkpoint: float = 0.5 * HOUR  # a preempted job goes on from its last multiple of this
     restart: float = 60.0  # what a restart costs, after preemption or a change of size
@@ -45,18 +45,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(
-    cluster: Cluster,
-    jobs: Sequence[Job],
-    policy: Policy,
-    settings: Settings | None = None,
+    cluster: SimulatedCluster,
+    jobs: Sequence[SimulatedJob],
+    policy: SchedulingPolicy,
+    settings: ReplaySettings | None = None,
     *,
     watch: int | None = None,
     keep_stints: bool = False,
     progress: Callable[[int], None] = lambda done: None,
-) -> History:
+) -> ReplayHistory:
     """The history of the whole trace. `watch` names a job whose reasons for waiting are recorded."""
     check_cluster(cluster)
-    machine = _Replay(cluster, jobs, policy, settings or Settings(), watch, keep_stints)
+    machine = _Replay(cluster, jobs, policy, settings or ReplaySettings(), watch, keep_stints)
     machine.run(progress)
     return machine.history
 
@@ -64,23 +64,25 @@ def replay(
 class _Replay:
     def __init__(
         self,
-        cluster: Cluster,
-        jobs: Sequence[Job],
-        policy: Policy,
-        settings: Settings,
+        cluster: SimulatedCluster,
+        jobs: Sequence[SimulatedJob],
+        policy: SchedulingPolicy,
+        settings: ReplaySettings,
         watch: int | None,
         keep_stints: bool,
     ) -> None:
         self.policy, self.settings, self.watch, self.keep = policy, settings, watch, keep_stints
         self.arrivals = sorted(jobs, key=lambda job: (job.submit, job.id))
-        self.line = Line(policy.key, policy.by_user)
-        self.view = View(cluster, self.line, settings.half_life, policy.by_user)
+        self.line = UserQueue(policy.key, policy.by_user)
+        self.view = ClusterView(cluster, self.line, settings.half_life, policy.by_user)
         self.view.rule, self.view.packed = policy.rule(self.arrivals, cluster.gpus), policy.packed
-        stories = {job.id: Story(job, left=min(job.duration, job.limit)) for job in self.arrivals}
+        stories = {
+            job.id: JobHistory(job, left=min(job.duration, job.limit)) for job in self.arrivals
+        }
         if len(stories) < len(self.arrivals):
             raise ValueError("two jobs have one id")
         self.stories = stories
-        self.history = History(policy.name, cluster, stories, [], [], [])
+        self.history = ReplayHistory(policy.name, cluster, stories, [], [], [])
         self.events: list[tuple[float, int, int]] = []  # when, id, version of the stint; -1 wakes
 
     def run(self, progress: Callable[[int], None]) -> None:
@@ -111,7 +113,9 @@ class _Replay:
             history.decisions += 1
             self._apply(action)
         view.settle()
-        history.samples.append(Sample(view.now, view.total - view.free.idle, len(view.waiting)))
+        history.samples.append(
+            UtilisationSample(view.now, view.total - view.free.idle, len(view.waiting))
+        )
         if self.watch is not None:
             self._watched(self.watch)
 
@@ -124,7 +128,7 @@ class _Replay:
         if not reasons or reasons[-1][1] != why:
             reasons.append((self.view.now, why))
 
-    def _arrive(self, job: Job) -> None:
+    def _arrive(self, job: SimulatedJob) -> None:
         why = impossible(job, self.view.cluster)
         if why is not None:
             self._reject(job, why)
@@ -132,7 +136,7 @@ class _Replay:
         self.line.join(job)
         self.view.fresh.append(job)
 
-    def _leave(self, job: Job) -> int:
+    def _leave(self, job: SimulatedJob) -> int:
         """Out of the queue, whichever way; the place that it had."""
         view = self.view
         place = self.line.leave(job)
@@ -147,7 +151,7 @@ class _Replay:
 
     def _apply(self, action: Action) -> None:
         match action:
-            case Start():
+            case StartJob():
                 place = self._leave(action.job)
                 self.view.started(action, place)
                 self._start(action.job, action.pieces, action.gpus)
@@ -156,7 +160,7 @@ class _Replay:
                     self._preempt(self.view.running[identity], action.why)
             case Resize():
                 self._resize(self.view.running[action.id], action)
-            case Reserve():
+            case ReserveJob():
                 self._reserve(action.job, action.at)
                 if action.at > self.view.now:
                     heappush(self.events, (action.at, action.job.id, -1))
@@ -164,7 +168,7 @@ class _Replay:
                 self._leave(action.job)
                 self._reject(action.job, action.why)
 
-    def _reserve(self, job: Job, at: float) -> None:
+    def _reserve(self, job: SimulatedJob, at: float) -> None:
         view, slot = self.view, (at, job.id, job)
         view.reserved[job.id] = at
         insort(view.promised, slot)
@@ -178,18 +182,18 @@ class _Replay:
         if at is not None:
             self.view.awake.append((at, identity, self.stories[identity].job))
 
-    def _reject(self, job: Job, why: str) -> None:
+    def _reject(self, job: SimulatedJob, why: str) -> None:
         story = self.stories[job.id]
         story.state, story.why = "rejected", why
 
-    def _start(self, job: Job, pieces: Pieces, gpus: int) -> None:
+    def _start(self, job: SimulatedJob, pieces: Pieces, gpus: int) -> None:
         story, overhead = self.stories[job.id], self.settings.restart
         if story.first_start is None:
             story.first_start, overhead = self.view.now, 0.0
         story.state = "runs"
         self._run(story, pieces, gpus, overhead)
 
-    def _run(self, story: Story, pieces: Pieces, gpus: int, overhead: float) -> None:
+    def _run(self, story: JobHistory, pieces: Pieces, gpus: int, overhead: float) -> None:
         view, job = self.view, story.job
         now, identity = view.now, job.id
         version = story.preempted + story.resized

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from cairn.cluster.simulate.free_gpus import Free
-from cairn.cluster.simulate.jobs import MILLI, Job, Running
+from cairn.cluster.simulate.jobs import MILLI, Running, SimulatedJob
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def reserve(
     free: Free,
     ends: Iterable[tuple[float, int]],
     running: Mapping[int, Running],
-    job: Job,
+    job: SimulatedJob,
     now: float,
 ) -> Reservation:
     """The earliest time that is certain. `ends` are (limit, id) in order; the job fits an empty cluster."""
@@ -97,7 +97,7 @@ def _one_node(
     free: Free,
     ends: Iterable[tuple[float, int]],
     running: Mapping[int, Running],
-    job: Job,
+    job: SimulatedJob,
     now: float,
 ) -> Reservation:
     if job.milli == MILLI:

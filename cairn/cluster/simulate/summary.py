@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.cluster.simulate.history import History, Story
+from cairn.cluster.simulate.history import JobHistory, ReplayHistory
 
 SHORT = 600.0
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     jobs: int
     done: int
@@ -42,7 +42,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # it took to simulate
 
 
-def summarise(history: History, seconds: float = 0.0) -> Summary:
+def summarise(history: ReplayHistory, seconds: float = 0.0) -> ReplaySummary:
     stories = list(history.stories.values())
     ran = [story for story in stories if story.first_start is not None]
     ended = [story for story in ran if story.end is not None]
@@ -53,7 +53,7 @@ def summarise(history: History, seconds: float = 0.0) -> Summary:
     used, stranded = _areas(history, min(submitted), max(submitted))
     due = [story for story in stories if story.job.deadline is not None]
     gangs = [story for story in ran if story.job.gpus > history.cluster.gpus]
-    return Summary(
+    return ReplaySummary(
         policy=history.policy,
         jobs=len(stories),
         done=len(ended),
@@ -86,16 +86,16 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _slowdown(story: Story) -> float:
+def _slowdown(story: JobHistory) -> float:
     taken = (story.end or 0.0) - story.job.submit
     return max(1.0, taken / max(min(story.job.duration, story.job.limit), SHORT))
 
 
-def _in_time(story: Story) -> bool:
+def _in_time(story: JobHistory) -> bool:
     return story.end is not None and story.end <= (story.job.deadline or 0.0) + 1e-6
 
 
-def _areas(history: History, since: float, until: float) -> tuple[float, float]:
+def _areas(history: ReplayHistory, since: float, until: float) -> tuple[float, float]:
     """Share of GPU time used from the first submission to the last, and GPU hours idle while a job waited."""
     used = stranded = 0.0
     total = history.cluster.total
@@ -106,7 +106,7 @@ def _areas(history: History, since: float, until: float) -> tuple[float, float]:
     return used / (total * (until - since)) if until > since else 0.0, stranded / 3600
 
 
-def _fairness(ended: Sequence[Story]) -> float:
+def _fairness(ended: Sequence[JobHistory]) -> float:
     users: dict[str, list[float]] = defaultdict(list)
     for story in ended:
         users[story.job.user].append(_slowdown(story))

@@ -11,26 +11,28 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import accumulate, chain
 
-from cairn.cluster.simulate.jobs import Job
+from cairn.cluster.simulate.jobs import SimulatedJob
 
 
-class Timeline:
+class GpuTimeline:
     def __init__(self) -> None:
         self._times: list[float] = []
         self._changes: list[int] = []  # GPUs more (or fewer) from that time on
-        self._slots: list[tuple[float, int, Job]] = []  # promised, and not yet due: when, id
-        self._late: dict[int, Job] = {}
+        self._slots: list[
+            tuple[float, int, SimulatedJob]
+        ] = []  # promised, and not yet due: when, id
+        self._late: dict[int, SimulatedJob] = {}
 
     def change(self, at: float, gpus: int) -> None:
         _add(self._times, self._changes, at, gpus)
 
-    def promise(self, job: Job, at: float) -> None:
+    def promise(self, job: SimulatedJob, at: float) -> None:
         slot = (at, job.id, job)
         insort(self._slots, slot)
         self.change(at, -job.gpus)
         self.change(at + job.limit, job.gpus)
 
-    def drop(self, job: Job, at: float) -> None:
+    def drop(self, job: SimulatedJob, at: float) -> None:
         """The job has started, or is gone."""
         if self._late.pop(job.id, None) is not None:
             return
@@ -63,7 +65,7 @@ class Timeline:
         behind = bisect_left(self._times, now)  # no job runs beyond its limit: they cancel out
         del self._times[:behind], self._changes[:behind]
 
-    def _take_back(self, job: Job, at: float) -> None:
+    def _take_back(self, job: SimulatedJob, at: float) -> None:
         self.change(at, job.gpus)
         self.change(at + job.limit, -job.gpus)
 

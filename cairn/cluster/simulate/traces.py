@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cairn.cluster.simulate.jobs import MILLI, Cluster, Job
+from cairn.cluster.simulate.jobs import MILLI, SimulatedCluster, SimulatedJob
 from cairn.cluster.simulate.openb import is_openb_pods
 from cairn.core.errors import DataError
 from cairn.core.units import format_duration
@@ -27,16 +27,16 @@ LONGEST = 1e9  # seconds of a job: some 30 years
 Row = Mapping[str, str]
 
 
-class Trace(msgspec.Struct, frozen=True):
+class JobTrace(msgspec.Struct, frozen=True):
     name: str
-    jobs: list[Job]
+    jobs: list[SimulatedJob]
 
 
-def read_trace(path: Path, overestimate: float = 1.0) -> Trace:
+def read_trace(path: Path, overestimate: float = 1.0) -> JobTrace:
     """Jobs with limits of `overestimate` times their duration, where the trace does not say."""
     header, rows = _rows(path)
     read, name = _reader(path, header)
-    jobs: list[Job] = []
+    jobs: list[SimulatedJob] = []
     lines: dict[int, int] = {}  # id -> line
     for number, (line, row) in enumerate(rows):
         try:
@@ -62,7 +62,7 @@ def read_trace(path: Path, overestimate: float = 1.0) -> Trace:
             f"{path} has no jobs with GPUs", hint="the file is cut off, or the wrong one"
         )
     first = min(job.submit for job in jobs)
-    return Trace(
+    return JobTrace(
         name, [_shifted(job, first) for job in sorted(jobs, key=lambda job: (job.submit, job.id))]
     )
 
@@ -87,7 +87,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, Row]]]:
     return header, rows
 
 
-Reader = Callable[[int, Row, float], Job | None]
+Reader = Callable[[int, Row, float], SimulatedJob | None]
 
 
 def _reader(path: Path, header: list[str]) -> tuple[Reader, str]:
@@ -125,14 +125,14 @@ def _whole(row: Row, name: str, otherwise: int | None = None) -> int:
     return int(value)
 
 
-def _philly(number: int, row: Row, overestimate: float) -> Job | None:
+def _philly(number: int, row: Row, overestimate: float) -> SimulatedJob | None:
     duration = _number(row, "duration")
     try:
         when = datetime.fromisoformat(row["timestamp"])
     except ValueError:
         raise ValueError(f"timestamp is {row['timestamp']!r}, not a date and time") from None
     when = when.replace(tzinfo=when.tzinfo or UTC)  # the same on a machine of any time zone
-    return Job(
+    return SimulatedJob(
         id=number,
         submit=when.timestamp(),
         duration=duration,
@@ -142,7 +142,7 @@ def _philly(number: int, row: Row, overestimate: float) -> Job | None:
     )
 
 
-def _openb(number: int, row: Row, overestimate: float) -> Job | None:
+def _openb(number: int, row: Row, overestimate: float) -> SimulatedJob | None:
     gpus, milli = _whole(row, "num_gpu"), _whole(row, "gpu_milli")
     if gpus == 0:
         return None  # pods without a GPU do not wait for one
@@ -150,7 +150,7 @@ def _openb(number: int, row: Row, overestimate: float) -> Job | None:
     if end < begin:
         raise ValueError(f"deleted at {end:g}, before it was created at {begin:g}")
     duration = max(1.0, end - begin)  # times are whole seconds there, and a pod that ran had some
-    return Job(
+    return SimulatedJob(
         id=number,
         submit=begin,
         duration=duration,
@@ -162,10 +162,10 @@ def _openb(number: int, row: Row, overestimate: float) -> Job | None:
     )
 
 
-def _generic(number: int, row: Row, overestimate: float) -> Job | None:
+def _generic(number: int, row: Row, overestimate: float) -> SimulatedJob | None:
     duration = _number(row, "duration")
     deadline = _number(row, "deadline") if row.get("deadline") else None
-    return Job(
+    return SimulatedJob(
         id=_whole(row, "id", number),
         submit=_number(row, "submit"),
         duration=duration,
@@ -181,7 +181,7 @@ def _generic(number: int, row: Row, overestimate: float) -> Job | None:
     )
 
 
-def _check(job: Job) -> None:
+def _check(job: SimulatedJob) -> None:
     """Refuses what no job can be."""
     for name, seconds in (("duration", job.duration), ("limit", job.limit)):
         if not 0 < seconds <= LONGEST:
@@ -196,12 +196,12 @@ def _check(job: Job) -> None:
         raise ValueError(f"deadline {job.deadline:g}, before it is submitted at {job.submit:g}")
 
 
-def _shifted(job: Job, first: float) -> Job:
+def _shifted(job: SimulatedJob, first: float) -> SimulatedJob:
     deadline = None if job.deadline is None else job.deadline - first
     return msgspec.structs.replace(job, submit=job.submit - first, deadline=deadline)
 
 
-def synthetic(count: int, seed: int = 0) -> Trace:
+def synthetic(count: int, seed: int = 0) -> JobTrace:
     """Jobs as in the published traces: most small and short, most GPU time in few large ones.
 
     Sizes and the long tail of durations after Philly and Acme's Kalos; arrivals in waves of a day; a tenth of the
@@ -223,7 +223,7 @@ def synthetic(count: int, seed: int = 0) -> Trace:
         shares = size == 1 and chance[0, number] < 0.2
         limit = length * float(over[number])
         jobs.append(
-            Job(
+            SimulatedJob(
                 id=number,
                 submit=at,
                 duration=length,
@@ -238,12 +238,12 @@ def synthetic(count: int, seed: int = 0) -> Trace:
                 else None,
             )
         )
-    return Trace(f"synthetic {count:,} (seed {seed})", jobs)
+    return JobTrace(f"synthetic {count:,} (seed {seed})", jobs)
 
 
 def kept_busy(
-    jobs: Sequence[Job], gpus: int, rack: int, share: float = LOAD
-) -> tuple[Cluster, str]:
+    jobs: Sequence[SimulatedJob], gpus: int, rack: int, share: float = LOAD
+) -> tuple[SimulatedCluster, str]:
     """A cluster of which these jobs keep `share` busy until the last one comes, if none has to wait; and why, in words.
 
     What is left to do when the last one comes does not count: of a short trace with long jobs that is most of it.
@@ -255,7 +255,7 @@ def kept_busy(
     done = sum(min(1.0, (begin + seconds - job.submit) / _length(job)) * job.work for job in jobs)
     largest = max(job.gpus for job in jobs)
     enough, needed = math.ceil(done / seconds / share / gpus), math.ceil(largest / gpus)
-    cluster = Cluster(nodes=max(enough, needed), gpus=gpus, rack=rack)
+    cluster = SimulatedCluster(nodes=max(enough, needed), gpus=gpus, rack=rack)
     why = (
         f"jobs would keep {done / seconds / cluster.total:.0%} of the GPUs busy {when} "
         f"({format_duration(seconds)}) if none had to wait"
@@ -266,13 +266,13 @@ def kept_busy(
     return cluster, f"{nodes} because {why}; override: --nodes"
 
 
-def _length(job: Job) -> float:
+def _length(job: SimulatedJob) -> float:
     return min(job.duration, job.limit)
 
 
 def made_to_measure(
-    jobs: Sequence[Job], gpus: int, rack: int, load: float = LOAD
-) -> tuple[Cluster, str]:
+    jobs: Sequence[SimulatedJob], gpus: int, rack: int, load: float = LOAD
+) -> tuple[SimulatedCluster, str]:
     """A cluster with this offered load: work that comes over what could be done meanwhile; and the reason in words.
 
     That is what is used in the long run. A short trace leaves much of its work for later: see `kept_busy`.
@@ -285,4 +285,4 @@ def made_to_measure(
     why = (
         f"{nodes} nodes because {work:,.0f} GPU-hours are asked of {hours:,.1f} h: {load:.0%} load"
     )
-    return Cluster(nodes=nodes, gpus=gpus, rack=rack), f"{why}; override: --nodes"
+    return SimulatedCluster(nodes=nodes, gpus=gpus, rack=rack), f"{why}; override: --nodes"

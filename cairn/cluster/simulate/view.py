@@ -8,17 +8,26 @@ from collections.abc import Iterable
 
 from cairn.cluster.simulate.fair_share import Shares
 from cairn.cluster.simulate.free_gpus import Free, Rule, tightest
-from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Pieces, Running, Start
+from cairn.cluster.simulate.jobs import (
+    MILLI,
+    Pieces,
+    Running,
+    SimulatedCluster,
+    SimulatedJob,
+    StartJob,
+)
 from cairn.cluster.simulate.offers import Offers
 from cairn.cluster.simulate.reservation import Reservation, reserve
-from cairn.cluster.simulate.timeline import Timeline
-from cairn.cluster.simulate.waiting_queue import Line
+from cairn.cluster.simulate.timeline import GpuTimeline
+from cairn.cluster.simulate.waiting_queue import UserQueue
 
 
-class View:
+class ClusterView:
     """`waiting` is in the policy's own order; `ends` are (limit, id) of the running ones, soonest first."""
 
-    def __init__(self, cluster: Cluster, line: Line, half_life: float, track: bool = True) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, line: UserQueue, half_life: float, track: bool = True
+    ) -> None:
         self.cluster = cluster
         self.total = cluster.total
         self.now = 0.0
@@ -30,11 +39,11 @@ class View:
         self.offers = Offers()  # of those of them that are elastic, where that decides
         self.ends: list[tuple[float, int]] = []
         self.reserved: dict[int, float] = {}  # id of a waiting job -> when it was promised
-        self.promised: list[tuple[float, int, Job]] = []  # the same in order: when, id
+        self.promised: list[tuple[float, int, SimulatedJob]] = []  # the same in order: when, id
         # newly promised, or due, since the policy last had nothing to do
-        self.awake: list[tuple[float, int, Job]] = []
-        self.timeline = Timeline()
-        self.fresh: list[Job] = []  # came since the policy last had nothing to do
+        self.awake: list[tuple[float, int, SimulatedJob]] = []
+        self.timeline = GpuTimeline()
+        self.fresh: list[SimulatedJob] = []  # came since the policy last had nothing to do
         # Since then no job ended, and only newcomers started, beside a promise.
         self.settled = False
         self.beside = False  # a job started beside a promise since then
@@ -45,7 +54,7 @@ class View:
         self.ended = 0  # jobs that gave GPUs back; a promise is good until the next one does
         self._memo: tuple[int, int, Reservation] | None = None
 
-    def fits(self, job: Job, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
+    def fits(self, job: SimulatedJob, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
         """Placement for starting the job now, or None; `gpus` overrides the size of an elastic job."""
         count = job.gpus if gpus is None else gpus
         if job.milli == MILLI and count >= self.free.too_many():
@@ -54,7 +63,7 @@ class View:
             return None
         return self.free.find(count, job.milli, self.rule, avoid=avoid, packed=self.packed)
 
-    def reservation(self, job: Job) -> Reservation:
+    def reservation(self, job: SimulatedJob) -> Reservation:
         """When a job that does not fit now will fit at the latest; remembered until a job gives GPUs back.
 
         A job that starts beside the promise ends before or keeps off the nodes, so it stays true; a job that starts
@@ -67,7 +76,7 @@ class View:
         self._memo = (job.id, self.ended, reserved)
         return reserved
 
-    def known_promise(self, job: Job) -> Reservation | None:
+    def known_promise(self, job: SimulatedJob) -> Reservation | None:
         """The cached reservation of a job, if it is still valid."""
         memo = self._memo
         if memo is not None and memo[0] == job.id and memo[1] == self.ended:
@@ -79,7 +88,7 @@ class View:
         memo = self._memo
         return memo[0] if memo is not None and memo[1] == self.ended else None
 
-    def started(self, action: Start, place: int) -> None:
+    def started(self, action: StartJob, place: int) -> None:
         """A job that starts beside the promise changes nothing for others; else all has to be worked out again."""
         self.beside = action.beside
         if not action.beside:
@@ -117,7 +126,7 @@ class View:
             return free.idle > 0 or free.sharing > 0
         return bool(sizes) and free.idle > 0 and min(sizes) < free.too_many()
 
-    def may_fit(self, job: Job) -> bool:
+    def may_fit(self, job: SimulatedJob) -> bool:
         """The same quick test for one job."""
         return job.milli < MILLI or job.gpus < self.free.too_many()
 

@@ -10,17 +10,17 @@ Keys are kept beside the jobs, so that a place is found without asking for them 
 from bisect import bisect_left
 from collections.abc import Callable
 
-from cairn.cluster.simulate.jobs import MILLI, Job
+from cairn.cluster.simulate.jobs import MILLI, SimulatedJob
 
-Key = Callable[[Job], tuple[float, ...]]
+Key = Callable[[SimulatedJob], tuple[float, ...]]
 
 
 class Queue:
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[SimulatedJob] = []
         self._keys: list[tuple[float, ...]] = []
 
-    def add(self, job: Job, key: tuple[float, ...]) -> None:
+    def add(self, job: SimulatedJob, key: tuple[float, ...]) -> None:
         keys = self._keys
         if not keys or keys[-1] < key:  # most come last
             keys.append(key)
@@ -30,7 +30,7 @@ class Queue:
             keys.insert(place, key)
             self.jobs.insert(place, job)
 
-    def remove(self, job: Job, key: tuple[float, ...]) -> int:
+    def remove(self, job: SimulatedJob, key: tuple[float, ...]) -> int:
         """The place that it had."""
         keys = self._keys
         place = bisect_left(keys, key)
@@ -40,16 +40,16 @@ class Queue:
         return place
 
 
-class Line:
+class UserQueue:
     def __init__(self, key: Key, by_user: bool) -> None:
         self._key, self._by_user = key, by_user
         self._all = Queue()
         self._own: dict[str, Queue] = {}
-        self.jobs: list[Job] = self._all.jobs
-        self.users: dict[str, list[Job]] = {}
+        self.jobs: list[SimulatedJob] = self._all.jobs
+        self.users: dict[str, list[SimulatedJob]] = {}
         self.sizes: dict[int, int] = {}
 
-    def join(self, job: Job) -> None:
+    def join(self, job: SimulatedJob) -> None:
         key, size = self._key(job), job.gpus if job.milli == MILLI else 0
         self._all.add(job, key)
         self.sizes[size] = self.sizes.get(size, 0) + 1
@@ -60,7 +60,7 @@ class Line:
             own.add(job, key)
             self.users[job.user] = own.jobs
 
-    def leave(self, job: Job) -> int:
+    def leave(self, job: SimulatedJob) -> int:
         """The place that it had among all."""
         key, size = self._key(job), job.gpus if job.milli == MILLI else 0
         place = self._all.remove(job, key)

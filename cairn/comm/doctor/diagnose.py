@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from cairn.comm.doctor import flight_recorder, job_log, nccl_log, timings
-from cairn.comm.doctor.findings import Finding, Probe, Timed, Trace
+from cairn.comm.doctor.findings import CommFinding, PairProbe, RankTrace, Timed
 from cairn.comm.doctor.pairs import examine_probe
 from cairn.comm.doctor.traces import examine
 from cairn.core.errors import DataError
@@ -26,7 +26,7 @@ HEAD = 1 << 16
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    findings: list[Finding]
+    findings: list[CommFinding]
     read: dict[str, Kind]  # what each file was
 
 
@@ -34,9 +34,9 @@ def diagnose(paths: list[Path], sizes: list[int] | None = None) -> Diagnosis:
     """`sizes`: bytes of the messages that the job sends, for the sweep to be judged by."""
     files = [file for path in paths for file in _expand(path)]
     read: dict[str, Kind] = {}
-    traces: list[Trace] = []
+    traces: list[RankTrace] = []
     timed: list[Timed] = []
-    findings: list[Finding] = []
+    findings: list[CommFinding] = []
     for path in files:
         kind, text = _kind(path)
         read[str(path)] = kind
@@ -103,14 +103,14 @@ def _kind(path: Path) -> tuple[Kind, str]:
     )
 
 
-def _probe(path: Path, text: str) -> Probe:
+def _probe(path: Path, text: str) -> PairProbe:
     try:
-        return msgspec.json.decode(text, type=Probe)
+        return msgspec.json.decode(text, type=PairProbe)
     except msgspec.DecodeError as error:
         raise DataError(f"{path}: {error}", hint="is it the whole file?") from None
 
 
-def _one_each(traces: list[Trace]) -> None:
+def _one_each(traces: list[RankTrace]) -> None:
     """Two dumps of one rank would be two runs."""
     sources: dict[int, str] = {}
     for trace in traces:

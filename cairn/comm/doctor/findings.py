@@ -26,14 +26,14 @@ Cause = Literal[
 ]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CommFinding(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause
     where: str  # rank, host, link, file
     evidence: list[str]
     advice: str
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective as one rank saw it."""
 
     group: str
@@ -50,11 +50,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     frame: str = ""  # where in the program
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
+class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The flight recorder of one rank."""
 
     rank: int
-    calls: list[Call]
+    calls: list[RecordedCall]
     groups: dict[str, list[int]]  # members; empty where the dump does not say
     source: str
 
@@ -81,7 +81,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class PairProbe(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of `cairn comm doctor --probe`: every pair of ranks, several times."""
 
     kind: str = "cairn comm probe"

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.comm.doctor.findings import Call, Trace
+from cairn.comm.doctor.findings import RankTrace, RecordedCall
 from cairn.core.errors import DataError
 
 PICKLE = b"\x80"
@@ -37,7 +37,7 @@ def looks_like(head: bytes) -> bool:
     return head[:1] == PICKLE or (head.lstrip()[:1] == b"{" and b'"pg_config"' in head)
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> RankTrace:
     data, rank = _bytes(path), rank_of(path)
     try:
         if data[:1] == PICKLE:
@@ -52,10 +52,12 @@ def read_trace(path: Path) -> Trace:
         ) from None
 
 
-def trace_of(dump: dict[str, Any], rank: int, source: str) -> Trace:
+def trace_of(dump: dict[str, Any], rank: int, source: str) -> RankTrace:
     """Read a dump in torch's format. Sends and receives are skipped because torch numbers them separately."""
     calls = [_call(entry) for entry in dump["entries"] if not entry.get("is_p2p")]
-    return Trace(rank=rank, calls=calls, groups=_groups(dump.get("pg_config") or {}), source=source)
+    return RankTrace(
+        rank=rank, calls=calls, groups=_groups(dump.get("pg_config") or {}), source=source
+    )
 
 
 def rank_of(path: Path) -> int:
@@ -79,11 +81,11 @@ def _bytes(path: Path) -> bytes:
         ) from None
 
 
-def _call(entry: dict[str, Any]) -> Call:
+def _call(entry: dict[str, Any]) -> RecordedCall:
     sizes = entry.get("input_sizes") or []
     state = entry.get("state") or ""
     frames = entry.get("frames") or []
-    return Call(
+    return RecordedCall(
         group=str((entry.get("process_group") or ["0"])[0]),
         sequence=int(entry["collective_seq_id"]),
         op=_op(str(entry["profiling_name"])),

@@ -12,7 +12,7 @@ number. Where the log cannot tell, the finding says who waited, and asks for dum
 
 import re
 
-from cairn.comm.doctor.findings import Finding, ranked
+from cairn.comm.doctor.findings import CommFinding, ranked
 
 CAUGHT = re.compile(
     r"\[Rank (\d+)\] Watchdog caught collective operation timeout: "
@@ -37,7 +37,7 @@ def looks_like(text: str) -> bool:
     return any(rule.search(text) for rule in (CAUGHT, NO_MESH, MISMATCH, WATCHDOG, GLOO, CLOSED))
 
 
-def examine_job_log(text: str) -> list[Finding]:
+def examine_job_log(text: str) -> list[CommFinding]:
     """The first of these that applies: what follows it is its consequence."""
     for rule in (_interface, _mismatch, _timeout, _watchdog, _gloo, _closed):
         finding = rule(text)
@@ -46,7 +46,7 @@ def examine_job_log(text: str) -> list[Finding]:
     return []
 
 
-def _interface(text: str) -> Finding | None:
+def _interface(text: str) -> CommFinding | None:
     failed = NO_MESH.search(text)
     if failed is None:
         return None
@@ -54,7 +54,7 @@ def _interface(text: str) -> Finding | None:
     evidence = [failed[0][:200]]
     if loopback is not None:
         evidence.append(f"a rank was told to connect to {loopback[1]}, which is itself")
-    return Finding(
+    return CommFinding(
         cause="wrong interface",
         where=loopback[1] if loopback else "gloo",
         evidence=evidence,
@@ -63,11 +63,11 @@ def _interface(text: str) -> Finding | None:
     )
 
 
-def _mismatch(text: str) -> Finding | None:
+def _mismatch(text: str) -> CommFinding | None:
     match = MISMATCH.search(text)
     if match is None:
         return None
-    return Finding(
+    return CommFinding(
         cause="mismatch",
         where=f"rank {match[1]}",
         evidence=[match[0][:300]],
@@ -75,7 +75,7 @@ def _mismatch(text: str) -> Finding | None:
     )
 
 
-def _timeout(text: str) -> Finding | None:
+def _timeout(text: str) -> CommFinding | None:
     caught = {int(r): (int(n), op) for r, n, op in CAUGHT.findall(text)}
     if not caught:
         return None
@@ -92,7 +92,7 @@ def _timeout(text: str) -> Finding | None:
         where, why = absent, [f"{ranked(absent)} did not time out: it was not there"]
     else:
         where, why = behind, ["the log does not show who is missing"]
-    return Finding(
+    return CommFinding(
         cause="hang",
         where=ranked(where),
         evidence=[f"{ranked(behind)} timed out in {op.lower()} #{first}", *why],
@@ -101,13 +101,13 @@ def _timeout(text: str) -> Finding | None:
     )
 
 
-def _watchdog(text: str) -> Finding | None:
+def _watchdog(text: str) -> CommFinding | None:
     """Cairn's own watchdog has compared all ranks, and names the one that the others wait for first."""
     match = WATCHDOG.search(text)
     if match is None:
         return None
     rank = RANK_ON.search(match[2])
-    return Finding(
+    return CommFinding(
         cause="hang",
         where=f"rank {rank[1]} on {rank[2]}" if rank else "the job",
         evidence=[*([f"nothing moved for {match[1]} s"] if match[1] else []), match[2][:300]],
@@ -116,13 +116,13 @@ def _watchdog(text: str) -> Finding | None:
     )
 
 
-def _gloo(text: str) -> Finding | None:
+def _gloo(text: str) -> CommFinding | None:
     match = GLOO.search(text)
     if match is None:
         return None
     waiting_ranks = sorted({int(one or other) for one, other in OWN_RANK.findall(text)})
     who = ranked(waiting_ranks) if waiting_ranks else "a rank"
-    return Finding(
+    return CommFinding(
         cause="hang",
         where="a peer of " + who,
         evidence=[
@@ -133,12 +133,12 @@ def _gloo(text: str) -> Finding | None:
     )
 
 
-def _closed(text: str) -> Finding | None:
+def _closed(text: str) -> CommFinding | None:
     addresses = CLOSED.findall(text)
     if not addresses:
         return None
     peers = sorted(set(addresses))
-    return Finding(
+    return CommFinding(
         cause="hang",
         where=", ".join(peers[:4]),
         evidence=[f"the connection was closed by {peer}" for peer in peers[:4]],

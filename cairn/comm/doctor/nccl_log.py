@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.comm.doctor.findings import Finding
+from cairn.comm.doctor.findings import CommFinding
 from cairn.core.errors import DataError
 
 LINE = re.compile(
@@ -31,7 +31,7 @@ RANK = re.compile(r"\brank (\d+) nranks (\d+)\b")
 VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "podman")
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
+class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     hosts: dict[int, str]  # of each rank
     ranks: int
@@ -48,7 +48,7 @@ def looks_like(text: str) -> bool:
     return "NCCL INFO" in text or "NCCL WARN" in text
 
 
-def read_log(path: Path, text: str) -> Log:
+def read_log(path: Path, text: str) -> NcclLog:
     hosts: dict[int, str] = {}
     used: dict[str, tuple[str, str]] = {}
     ways: dict[tuple[int, int], str] = {}
@@ -79,7 +79,7 @@ def read_log(path: Path, text: str) -> Log:
         raise DataError(
             f"{path} has no line of NCCL", hint="run with NCCL_DEBUG=INFO and give its output"
         )
-    return Log(
+    return NcclLog(
         source=str(path),
         hosts=hosts,
         ranks=ranks,
@@ -93,16 +93,16 @@ def read_log(path: Path, text: str) -> Log:
     )
 
 
-def examine_log(log: Log) -> list[Finding]:
+def examine_log(log: NcclLog) -> list[CommFinding]:
     rules = (_interface, _downgrade, _mapping, _failed)
     return [finding for rule in rules for finding in rule(log)]
 
 
-def _several_hosts(log: Log) -> bool:
+def _several_hosts(log: NcclLog) -> bool:
     return len(set(log.hosts.values()) | set(log.used)) > 1
 
 
-def _interface(log: Log) -> list[Finding]:
+def _interface(log: NcclLog) -> list[CommFinding]:
     """Loopback, a bridge of containers, or hosts that chose interfaces of different names."""
     if not _several_hosts(log):
         return []
@@ -114,7 +114,7 @@ def _interface(log: Log) -> list[Finding]:
     if bad:
         lines = [f"{host} uses {name} ({address})" for host, (name, address) in bad.items()]
         return [
-            Finding(
+            CommFinding(
                 cause="wrong interface",
                 where=", ".join(sorted(bad)),
                 evidence=lines[:8],
@@ -130,7 +130,7 @@ def _interface(log: Log) -> list[Finding]:
         if len(networks) > 1:
             lines = [f"{host} uses {name} ({address})" for host, (name, address) in odd.items()]
             return [
-                Finding(
+                CommFinding(
                     cause="wrong interface",
                     where=", ".join(sorted(odd)),
                     evidence=[*lines[:8], f"the others use {usual}"],
@@ -140,7 +140,7 @@ def _interface(log: Log) -> list[Finding]:
     return []
 
 
-def _downgrade(log: Log) -> list[Finding]:
+def _downgrade(log: NcclLog) -> list[CommFinding]:
     """TCP between hosts, host memory between GPUs of a host, RDMA that does not reach the GPU."""
     ways = Counter(_kind(way) for way in log.ways.values())
     found = []
@@ -171,8 +171,8 @@ def _downgrade(log: Log) -> list[Finding]:
     return found
 
 
-def _down(where: str, lines: list[str], advice: str) -> Finding:
-    return Finding(cause="transport downgrade", where=where, evidence=lines, advice=advice)
+def _down(where: str, lines: list[str], advice: str) -> CommFinding:
+    return CommFinding(cause="transport downgrade", where=where, evidence=lines, advice=advice)
 
 
 def _kind(way: str) -> str:
@@ -180,12 +180,12 @@ def _kind(way: str) -> str:
     return "/".join(parts[:2]) if parts[0] == "NET" else parts[0]
 
 
-def _same_host_only(log: Log, kind: str) -> bool:
+def _same_host_only(log: NcclLog, kind: str) -> bool:
     pairs = [pair for pair, way in log.ways.items() if _kind(way) == kind]
     return all(log.hosts.get(a) == log.hosts.get(b) for a, b in pairs)
 
 
-def _mapping(log: Log) -> list[Finding]:
+def _mapping(log: NcclLog) -> list[CommFinding]:
     """A ring that leaves hosts more often than there are hosts."""
     hosts = set(log.hosts.values())
     if len(hosts) < 2 or not log.rings:
@@ -204,7 +204,7 @@ def _mapping(log: Log) -> list[Finding]:
     if worst <= len(hosts):
         return []
     return [
-        Finding(
+        CommFinding(
             cause="rank mapping",
             where=f"{len(hosts)} hosts",
             evidence=[
@@ -218,14 +218,14 @@ def _mapping(log: Log) -> list[Finding]:
     ]
 
 
-def _members(log: Log) -> list[str]:
+def _members(log: NcclLog) -> list[str]:
     rows: dict[str, list[int]] = defaultdict(list)
     for rank, host in sorted(log.hosts.items()):
         rows[host].append(rank)
     return [f"{host} {ranks}" for host, ranks in rows.items()]
 
 
-def _failed(log: Log) -> list[Finding]:
+def _failed(log: NcclLog) -> list[CommFinding]:
     """Warnings that say a connection broke."""
     broken = [
         line
@@ -237,7 +237,7 @@ def _failed(log: Log) -> list[Finding]:
     if not broken:
         return []
     return [
-        Finding(
+        CommFinding(
             cause="hang",
             where=broken[0].partition(":")[0],
             evidence=broken[:4],

@@ -15,7 +15,7 @@ import itertools
 import msgspec
 import numpy as np
 
-from cairn.comm.doctor.findings import Finding, Probe, ranked
+from cairn.comm.doctor.findings import CommFinding, PairProbe, ranked
 
 SLOW = 2.5  # times the median of the other pairs
 LEAST_SLOWER_US = 1000.0  # and so much more; less is the scheduler of the host
@@ -27,7 +27,7 @@ BRUTE = 8  # ranks whose orders are all tried
 VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni")
 
 
-def merged(first: Probe, second: Probe) -> Probe:
+def merged(first: PairProbe, second: PairProbe) -> PairProbe:
     """The tries of both: what only the load of the host made slow is quick in one of them."""
     table = [
         [one + other for one, other in zip(row, also, strict=True)]
@@ -37,7 +37,7 @@ def merged(first: Probe, second: Probe) -> Probe:
     return msgspec.structs.replace(first, pair_us=table, compute_us=work)
 
 
-def examine_probe(probe: Probe) -> list[Finding]:
+def examine_probe(probe: PairProbe) -> list[CommFinding]:
     findings = _interface(probe)
     if len(probe.pair_us) < 3:
         return findings
@@ -66,7 +66,7 @@ def _others(best: np.ndarray, without: set[int]) -> float:
     return float(np.median(values)) if values else float("nan")
 
 
-def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
+def _slow_hosts(probe: PairProbe, best: np.ndarray) -> list[CommFinding]:
     hosts = [fact.host for fact in sorted(probe.facts, key=lambda fact: fact.rank)]
     findings = []
     for rank in range(len(best)):
@@ -83,7 +83,7 @@ def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
             else "its computation is as quick as that of the others: it is its network"
         )
         findings.append(
-            Finding(
+            CommFinding(
                 cause="slow host",
                 where=f"rank {rank} on {hosts[rank]}",
                 evidence=[
@@ -97,13 +97,13 @@ def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
     return findings
 
 
-def _slow_links(best: np.ndarray, without: set[int]) -> list[Finding]:
+def _slow_links(best: np.ndarray, without: set[int]) -> list[CommFinding]:
     usual, findings = _others(best, without), []
     for one, other in itertools.combinations(range(len(best)), 2):
         if {one, other} & without or not _much_slower(best[one, other], usual):
             continue
         findings.append(
-            Finding(
+            CommFinding(
                 cause="slow link",
                 where=f"ranks {one} and {other}",
                 evidence=[
@@ -121,7 +121,7 @@ def _elsewhere(best: np.ndarray, one: int, other: int) -> float:
     return float(np.nanmedian([best[r, end] for r in rest for end in (one, other)]))
 
 
-def _lossy(probe: Probe) -> list[Finding]:
+def _lossy(probe: PairProbe) -> list[CommFinding]:
     """Both directions together: a retransmission on one delays the answer of the other."""
     pairs = list(itertools.combinations(range(len(probe.pair_us)), 2))
     times = {(a, b): np.array(probe.pair_us[a][b] + probe.pair_us[b][a]) for a, b in pairs}
@@ -140,7 +140,7 @@ def _lossy(probe: Probe) -> list[Finding]:
             continue
         times_us = times[one, other]
         findings.append(
-            Finding(
+            CommFinding(
                 cause="lossy link",
                 where=f"ranks {one} and {other}",
                 evidence=[
@@ -153,7 +153,7 @@ def _lossy(probe: Probe) -> list[Finding]:
     return findings
 
 
-def _mapping(best: np.ndarray) -> list[Finding]:
+def _mapping(best: np.ndarray) -> list[CommFinding]:
     """Two classes of pairs, and a ring 0, 1, 2, .. that uses the slow ones more than it must."""
     n = len(best)
     values = np.array([best[a, b] for a, b in itertools.combinations(range(n), 2)])
@@ -177,7 +177,7 @@ def _mapping(best: np.ndarray) -> list[Finding]:
         return []
     better = [rank for group in groups for rank in group]
     return [
-        Finding(
+        CommFinding(
             cause="rank mapping",
             where="the ring " + " ".join(map(str, ring)),
             evidence=[
@@ -209,7 +209,7 @@ def _crossings(ring: list[int], slow: np.ndarray) -> int:
     return sum(bool(slow[a, b]) for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True))
 
 
-def _interface(probe: Probe) -> list[Finding]:
+def _interface(probe: PairProbe) -> list[CommFinding]:
     facts = probe.facts
     if len({fact.host for fact in facts}) < 2:
         return []
@@ -217,7 +217,7 @@ def _interface(probe: Probe) -> list[Finding]:
     if not bad:
         return []
     return [
-        Finding(
+        CommFinding(
             cause="wrong interface",
             where=ranked([fact.rank for fact in bad]),
             evidence=[

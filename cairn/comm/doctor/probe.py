@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cairn.comm.doctor.findings import Probe, RankFacts
+from cairn.comm.doctor.findings import PairProbe, RankFacts
 from cairn.comm.doctor.pairs import examine_probe, merged
 from cairn.comm.doctor.ranks import NO_ANSWER, default_interface, run_ranks
 from cairn.core.errors import CairnError
@@ -38,14 +38,14 @@ def probe_here(
     seed: int = 0,
     timeout_s: float = 120.0,
     **where: Any,
-) -> Probe:
+) -> PairProbe:
     """Ranks on this host. `delay` and `facts` (who they say they are) are for injected faults."""
 
-    def work(rank: int, ranks: int) -> Probe | None:
+    def work(rank: int, ranks: int) -> PairProbe | None:
         return measure(rank, ranks, size, tries, delay, facts[rank] if facts else None, seed)
 
     answers = run_ranks(world, work, timeout_s=timeout_s, **where)
-    if not isinstance(answers[0], Probe):
+    if not isinstance(answers[0], PairProbe):
         silent = [rank for rank, answer in enumerate(answers) if answer is NO_ANSWER]
         raise ProbeFailed(
             f"no answer from ranks {silent} within {timeout_s:.0f} s",
@@ -54,7 +54,7 @@ def probe_here(
     return answers[0]
 
 
-def probe_surely(world: int, *, rounds: int = 4, seed: int = 0, **what: Any) -> Probe:
+def probe_surely(world: int, *, rounds: int = 4, seed: int = 0, **what: Any) -> PairProbe:
     """Probes again while something looks slow, and judges all tries together."""
     found = probe_here(world, seed=seed, **what)
     for again in range(1, rounds):
@@ -64,7 +64,7 @@ def probe_surely(world: int, *, rounds: int = 4, seed: int = 0, **what: Any) -> 
     return found
 
 
-def measure_joined(size: int, tries: int) -> Probe | None:
+def measure_joined(size: int, tries: int) -> PairProbe | None:
     """Under a launcher such as torchrun: joins its ranks, measures, and leaves."""
     import torch.distributed as dist
 
@@ -83,7 +83,7 @@ def measure(
     delay: Delay = no_delay,
     mine: RankFacts | None = None,
     seed: int = 0,
-) -> Probe | None:
+) -> PairProbe | None:
     """Called by all ranks of the default group; the probe on rank 0."""
     import torch.distributed as dist
 
@@ -96,7 +96,7 @@ def measure(
     if rank:
         return None
     table = [[list(gathered[a][1].get(b, [])) for b in range(world)] for a in range(world)]
-    return Probe(
+    return PairProbe(
         bytes=size,
         facts=[row[0] for row in gathered],
         pair_us=table,

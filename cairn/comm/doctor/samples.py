@@ -8,9 +8,9 @@ import random
 
 import msgspec
 
-from cairn.comm.nccl_model import Calibration, choose, cluster_of
+from cairn.comm.nccl_model import NcclCalibration, choose, cluster_of
 
-LAUNCH = Calibration(launch_us=20.0)
+LAUNCH = NcclCalibration(launch_us=20.0)
 
 
 def nccl_log(

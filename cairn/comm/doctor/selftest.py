@@ -16,12 +16,12 @@ import msgspec
 
 from cairn.comm.doctor import inject, samples
 from cairn.comm.doctor.diagnose import diagnose
-from cairn.comm.doctor.findings import Cause, Finding
+from cairn.comm.doctor.findings import Cause, CommFinding
 
 MIB = 1 << 20
 
 
-class Case(NamedTuple):
+class SelftestCase(NamedTuple):
     name: str
     cause: Cause
     where: str  # has to be in the finding
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     sizes: list[int] | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class SelftestVerdict(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     by: str
     expected: str
@@ -40,30 +40,30 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def cases() -> list[Case]:
+def cases() -> list[SelftestCase]:
     real, log = "real ranks", "log"
     delayed, made_up_address = "real ranks, senders held back", "real ranks, made-up address"
     return [
-        Case("slow host", "slow host", "rank 2", inject.slow_host, real),
-        Case("bad map", "rank mapping", "0 1 2 3", inject.bad_map, delayed),
-        Case("slow link", "slow link", "ranks 1 and 3", inject.slow_link, delayed),
-        Case("lossy link", "lossy link", "ranks 0 and 1", inject.lossy_link, delayed),
-        Case("straggler", "straggler", "rank 2", inject.straggler, real),
-        Case("missing rank", "hang", "rank 1", inject.missing, real),
-        Case("dead rank", "hang", "rank 3", inject.dead, real),
-        Case(
+        SelftestCase("slow host", "slow host", "rank 2", inject.slow_host, real),
+        SelftestCase("bad map", "rank mapping", "0 1 2 3", inject.bad_map, delayed),
+        SelftestCase("slow link", "slow link", "ranks 1 and 3", inject.slow_link, delayed),
+        SelftestCase("lossy link", "lossy link", "ranks 0 and 1", inject.lossy_link, delayed),
+        SelftestCase("straggler", "straggler", "rank 2", inject.straggler, real),
+        SelftestCase("missing rank", "hang", "rank 1", inject.missing, real),
+        SelftestCase("dead rank", "hang", "rank 3", inject.dead, real),
+        SelftestCase(
             "wrong interface", "wrong interface", "rank 1", inject.wrong_interface, made_up_address
         ),
-        Case("mismatched sizes", "mismatch", "rank 2", inject.other_size, real),
-        Case("mismatched operations", "mismatch", "rank 1", inject.other_operation, real),
-        Case(
+        SelftestCase("mismatched sizes", "mismatch", "rank 2", inject.other_size, real),
+        SelftestCase("mismatched operations", "mismatch", "rank 1", inject.other_operation, real),
+        SelftestCase(
             "missing rank, our backend",
             "hang",
             "rank 1",
             partial(inject.missing, backend="cairn"),
             real,
         ),
-        Case(
+        SelftestCase(
             "mismatched sizes, our backend",
             "mismatch",
             "rank 2",
@@ -74,59 +74,59 @@ def cases() -> list[Case]:
     ]
 
 
-def _log_cases(by: str) -> list[Case]:
+def _log_cases(by: str) -> list[SelftestCase]:
     nccl = samples.nccl_log
     return [
-        Case(
+        SelftestCase(
             "NCCL on loopback",
             "wrong interface",
             "node0",
             _text(lambda: nccl(interface="lo", address="127.0.0")),
             by,
         ),
-        Case(
+        SelftestCase(
             "NCCL over TCP",
             "transport downgrade",
             "between hosts",
             _text(lambda: nccl(between="NET/Socket/{rail}", network="Socket")),
             by,
         ),
-        Case(
+        SelftestCase(
             "no GPUDirect",
             "transport downgrade",
             "GPU and NIC",
             _text(lambda: nccl(between="NET/IB/{rail}")),
             by,
         ),
-        Case(
+        SelftestCase(
             "no peer access",
             "transport downgrade",
             "within a host",
             _text(lambda: nccl(within="SHM/direct/direct")),
             by,
         ),
-        Case(
+        SelftestCase(
             "NCCL ring over hosts",
             "rank mapping",
             "2 hosts",
             _text(lambda: nccl(interleaved=True)),
             by,
         ),
-        Case(
+        SelftestCase(
             "straggler in Inspector",
             "straggler",
             "rank 5",
             _text(lambda: samples.inspector(late=5)),
             by,
         ),
-        Case(
+        SelftestCase(
             "slow rail in Inspector",
             "slow network",
             "node2",
             _text(lambda: samples.inspector(slow=2)),
             by,
         ),
-        Case(
+        SelftestCase(
             "small messages in Inspector",
             "message too small",
             "below",
@@ -137,7 +137,7 @@ def _log_cases(by: str) -> list[Case]:
             ),
             by,
         ),
-        Case(
+        SelftestCase(
             "small messages in a sweep",
             "message too small",
             "below",
@@ -145,15 +145,17 @@ def _log_cases(by: str) -> list[Case]:
             by,
             [64 << 10],
         ),
-        Case(
+        SelftestCase(
             "gloo told to use loopback",
             "wrong interface",
             "127.0.0.1",
             _text(samples.gloo_failure),
             by,
         ),
-        Case("NCCL timeout in a job's log", "hang", "rank 2", _text(samples.timeouts), by),
-        Case("damaged data", "wrong result", "sample", _text(lambda: samples.sweep(wrong=3)), by),
+        SelftestCase("NCCL timeout in a job's log", "hang", "rank 2", _text(samples.timeouts), by),
+        SelftestCase(
+            "damaged data", "wrong result", "sample", _text(lambda: samples.sweep(wrong=3)), by
+        ),
     ]
 
 
@@ -161,7 +163,7 @@ def _text(make: Callable[[], str]) -> Callable[[Path], object]:
     return lambda folder: (folder / "sample.log").write_text(make())
 
 
-def run_case(case: Case) -> Verdict:
+def run_case(case: SelftestCase) -> SelftestVerdict:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="cairn-doctor-") as name:
         case.make(Path(name))
@@ -171,7 +173,7 @@ def run_case(case: Case) -> Verdict:
     return _verdict(case.name, case.by, f"{case.cause}: {case.where}", findings, right, began)
 
 
-def run_healthy(seed: int) -> Verdict:
+def run_healthy(seed: int) -> SelftestVerdict:
     """Real ranks and every kind of log, all well."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="cairn-doctor-") as name:
@@ -187,9 +189,9 @@ def run_healthy(seed: int) -> Verdict:
 
 
 def _verdict(
-    name: str, by: str, expected: str, findings: list[Finding], right: bool, began: float
-) -> Verdict:
-    return Verdict(
+    name: str, by: str, expected: str, findings: list[CommFinding], right: bool, began: float
+) -> SelftestVerdict:
+    return SelftestVerdict(
         name=name,
         by=by,
         expected=expected,

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from cairn.comm.cost import fit
-from cairn.comm.doctor.findings import Finding, Timed
-from cairn.comm.nccl_tests import Point, read_sweeps
+from cairn.comm.doctor.findings import CommFinding, Timed
+from cairn.comm.nccl_tests import SweepPoint, read_sweeps
 from cairn.core.errors import CairnError, DataError
 from cairn.core.units import format_bytes
 
@@ -73,7 +73,7 @@ def _timed(line: dict[str, Any]) -> Timed | None:
     )
 
 
-def examine_timings(rows: list[Timed]) -> list[Finding]:
+def examine_timings(rows: list[Timed]) -> list[CommFinding]:
     groups: dict[str, list[Timed]] = defaultdict(list)
     for row in rows:
         groups[row.communicator].append(row)
@@ -93,7 +93,7 @@ def _table(rows: list[Timed]) -> tuple[list[int], np.ndarray]:
     return ranks, np.array([[mine[rank] for rank in ranks] for mine in whole])
 
 
-def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
+def _straggler(group: str, rows: list[Timed]) -> list[CommFinding]:
     ranks, times = _table(rows)
     if len(ranks) < 3 or len(times) < FEWEST:
         return []
@@ -106,7 +106,7 @@ def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
     waited_us = float(np.median(np.median(others, axis=1) - times[:, rank]))
     host = next(row.host for row in rows if row.rank == ranks[rank])
     return [
-        Finding(
+        CommFinding(
             cause="straggler",
             where=f"rank {ranks[rank]} on {host}",
             evidence=[
@@ -118,7 +118,7 @@ def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
     ]
 
 
-def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
+def _slow_hosts(groups: dict[str, list[Timed]]) -> list[CommFinding]:
     """Communicators of one shape beside each other: one whose transfers all take longer."""
     shapes: dict[tuple[str, int, int, int], dict[str, list[float]]] = defaultdict(dict)
     for group, rows in groups.items():
@@ -140,7 +140,7 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
         for group, us in usual.items():
             if us > SLOWER * middle and group not in findings and len(times[group]) >= FEWEST:
                 hosts = sorted({row.host for row in groups[group]})
-                findings[group] = Finding(
+                findings[group] = CommFinding(
                     cause="slow network",
                     where=", ".join(hosts[:4]),
                     evidence=[
@@ -154,12 +154,12 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
     return list(findings.values())
 
 
-def _small(rows: list[Timed]) -> list[Finding]:
+def _small(rows: list[Timed]) -> list[CommFinding]:
     """Most of the time goes into messages that are shorter than the latency allows."""
     best: dict[int, float] = {}
     for row in rows:
         best[row.bytes] = min(best.get(row.bytes, float("inf")), row.us)
-    points = [Point(size, us) for size, us in sorted(best.items()) if size > 0 and us > 0]
+    points = [SweepPoint(size, us) for size, us in sorted(best.items()) if size > 0 and us > 0]
     if len(points) < 4 or points[-1].bytes < 64 * points[0].bytes:
         return []
     spent = Counter[int]()
@@ -168,7 +168,7 @@ def _small(rows: list[Timed]) -> list[Finding]:
     return _too_small(points, dict(spent), "these collectives")
 
 
-def examine_sweep(path: Path, expects: list[int] | None = None) -> list[Finding]:
+def examine_sweep(path: Path, expects: list[int] | None = None) -> list[CommFinding]:
     """`expects`: sizes of the messages that the job sends; without them only the sweep is judged."""
     findings = []
     for sweep in read_sweeps(path):
@@ -182,7 +182,7 @@ def examine_sweep(path: Path, expects: list[int] | None = None) -> list[Finding]
     return findings
 
 
-def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list[Finding]:
+def _too_small(points: list[SweepPoint], spent: dict[int, float], whose: str) -> list[CommFinding]:
     try:
         curve = fit(points)
     except CairnError:
@@ -193,7 +193,7 @@ def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list
     if not total or below < 0.5 * total or half < 2 * min(spent):
         return []
     return [
-        Finding(
+        CommFinding(
             cause="message too small",
             where=f"{whose}: below {format_bytes(half)}",
             evidence=[
@@ -207,12 +207,12 @@ def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list
     ]
 
 
-def _dip(points: list[Point], of: str) -> list[Finding]:
+def _dip(points: list[SweepPoint], of: str) -> list[CommFinding]:
     """A size that takes longer than one four times larger: congestion, or a bad choice of algorithm."""
     for small, large in zip(points, points[2:], strict=False):
         if small.us > 1.5 * large.us and small.bytes < large.bytes:
             return [
-                Finding(
+                CommFinding(
                     cause="slow network",
                     where=f"messages of {format_bytes(small.bytes)}{of}",
                     evidence=[
@@ -226,8 +226,8 @@ def _dip(points: list[Point], of: str) -> list[Finding]:
     return []
 
 
-def _wrong_values(where: str, lines: list[str]) -> Finding:
-    return Finding(
+def _wrong_values(where: str, lines: list[str]) -> CommFinding:
+    return CommFinding(
         cause="wrong result",
         where=where,
         evidence=lines[:4],

@@ -15,18 +15,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cairn.comm.doctor.findings import Call, Finding, Trace, ranked
+from cairn.comm.doctor.findings import CommFinding, RankTrace, RecordedCall, ranked
 
 LATE_MS = 10.0  # less is noise
 OFTEN = 0.75  # of the collectives in which the same rank is last
 FEWEST = 4  # collectives to judge by
 
 
-def examine(traces: list[Trace]) -> list[Finding]:
+def examine(traces: list[RankTrace]) -> list[CommFinding]:
     """The first thing that went wrong in each group; a run that is wrong is not judged for its speed."""
     if not traces:
         return []
-    found: list[Finding] = []
+    found: list[CommFinding] = []
     for group, members in _groups(traces).items():
         calls = {t.rank: {c.sequence: c for c in t.calls if c.group == group} for t in traces}
         calls = {rank: calls.get(rank, {}) for rank in members}
@@ -40,7 +40,7 @@ def examine(traces: list[Trace]) -> list[Finding]:
     return found
 
 
-def _groups(traces: list[Trace]) -> dict[str, list[int]]:
+def _groups(traces: list[RankTrace]) -> dict[str, list[int]]:
     """Members of each group: as the dumps say, or else the ranks that have calls of it."""
     members: dict[str, set[int]] = defaultdict(set)
     for trace in traces:
@@ -53,7 +53,7 @@ def _groups(traces: list[Trace]) -> dict[str, list[int]]:
     return {group: sorted(ranks) for group, ranks in members.items() if len(ranks) > 1}
 
 
-def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | None:
+def _mismatch(group: str, calls: Mapping[int, Mapping[int, RecordedCall]]) -> CommFinding | None:
     """The first number at which ranks are not in the same collective, or not with the same sizes."""
     for sequence in sorted({number for mine in calls.values() for number in mine}):
         here = {rank: mine[sequence] for rank, mine in calls.items() if sequence in mine}
@@ -66,7 +66,7 @@ def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | 
             usual = Counter(values.values()).most_common(1)[0][0]
             odd = sorted(rank for rank, value in values.items() if value != usual)
             first = next(rank for rank in here if rank not in odd)
-            return Finding(
+            return CommFinding(
                 cause="mismatch",
                 where=ranked(odd),
                 evidence=[
@@ -80,7 +80,9 @@ def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | 
     return None
 
 
-def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:
+def _hang(
+    group: str, calls: Mapping[int, Mapping[int, RecordedCall]], absent: list[int]
+) -> CommFinding | None:
     """A rank waits in a collective that another has not entered, or only when all was over."""
     calls = {
         rank: {number: call for number, call in mine.items() if not call.refused}
@@ -102,7 +104,7 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
     verb = "waits" if len(stuck) == 1 else "wait"
     evidence = [f"{ranked(stuck)} {verb} in {call.op} #{sequence} of group {group} {call.shapes}"]
     evidence += [_where_it_ends(rank, calls[rank], absent) for rank in missing[:4]]
-    return Finding(
+    return CommFinding(
         cause="hang",
         where=ranked(missing),
         evidence=[*evidence, *_frames(waiting, stuck[:1])],
@@ -111,15 +113,18 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
 
 
 def _all_inside(
-    group: str, calls: Mapping[int, Mapping[int, Call]], call: Call, stuck: list[int]
-) -> Finding | None:
+    group: str,
+    calls: Mapping[int, Mapping[int, RecordedCall]],
+    call: RecordedCall,
+    stuck: list[int],
+) -> CommFinding | None:
     """Every rank has entered this call; None if some are through it already, and the others are about to be."""
     # A rank that has gone on and keeps few records has forgotten this one.
     records = {rank: calls[rank].get(call.sequence) for rank in stuck}
     started = [rank for rank, one in records.items() if one is None or one.started]
     if len(stuck) < len(calls) or not started:
         return None
-    return Finding(
+    return CommFinding(
         cause="hang",
         where=ranked(stuck),
         evidence=[
@@ -130,7 +135,7 @@ def _all_inside(
     )
 
 
-def _where_it_ends(rank: int, calls: Mapping[int, Call], absent: list[int]) -> str:
+def _where_it_ends(rank: int, calls: Mapping[int, RecordedCall], absent: list[int]) -> str:
     """The last call of a rank that has not entered the one in which others wait."""
     if rank in absent:
         return f"rank {rank} left no dump: its process may have died"
@@ -141,12 +146,14 @@ def _where_it_ends(rank: int, calls: Mapping[int, Call], absent: list[int]) -> s
     return f"rank {rank} ends with {final.op} #{max(calls)}{done}"
 
 
-def _gone(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:
+def _gone(
+    group: str, calls: Mapping[int, Mapping[int, RecordedCall]], absent: list[int]
+) -> CommFinding | None:
     """No rank waits any more, because the connection broke; but a few ranks of many left no dump."""
     if not absent or 2 * len(absent) >= len(calls):
         return None
     last = max((number, rank) for rank, mine in calls.items() for number in mine)
-    return Finding(
+    return CommFinding(
         cause="hang",
         where=ranked(absent),
         evidence=[
@@ -157,7 +164,7 @@ def _gone(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
     )
 
 
-def _straggler(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | None:
+def _straggler(group: str, calls: Mapping[int, Mapping[int, RecordedCall]]) -> CommFinding | None:
     """The same rank last, nearly always, by more than noise."""
     ranks = sorted(calls)
     known = [mine for mine in calls.values() if mine]
@@ -179,7 +186,7 @@ def _straggler(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding |
     step = float(np.median(np.diff(began)))
     if times < OFTEN * len(shared) or typical < max(LATE_MS, 0.05 * step):
         return None
-    return Finding(
+    return CommFinding(
         cause="straggler",
         where=f"rank {ranks[rank]}",
         evidence=[
@@ -192,15 +199,15 @@ def _straggler(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding |
     )
 
 
-def _op(call: Call) -> str:
+def _op(call: RecordedCall) -> str:
     return call.op
 
 
-def _dtype(call: Call) -> str:
+def _dtype(call: RecordedCall) -> str:
     return call.dtypes
 
 
-def _size(call: Call) -> str:
+def _size(call: RecordedCall) -> str:
     """Broadcast, gather and scatter have other inputs on the root."""
     uneven = ("broadcast", "gather", "scatter", "reduce", "barrier", "all_to_all")
     if call.op.startswith(uneven) and not call.op.startswith(("reduce_scatter", "all_gather")):
@@ -208,5 +215,5 @@ def _size(call: Call) -> str:
     return call.shapes
 
 
-def _frames(calls: Mapping[int, Call], ranks: list[int]) -> list[str]:
+def _frames(calls: Mapping[int, RecordedCall], ranks: list[int]) -> list[str]:
     return [f"rank {rank} called it at {calls[rank].frame}" for rank in ranks if calls[rank].frame]

@@ -13,14 +13,14 @@ after the workers; a rank plays it (`labs/torch_backend/aggregator.py`), or the 
 import numpy as np
 
 from cairn.comm.schedule.ops import ScheduleError
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.plan import SchedulePlan
 
 
-def switch_all_reduce(workers: int, chunks: int, pool: int) -> Plan:
+def switch_all_reduce(workers: int, chunks: int, pool: int) -> SchedulePlan:
     """Node `workers` is the aggregator; its slots 0 .. pool-1 are the pool."""
     if pool < 1:
         raise ScheduleError(f"a switch with {pool} slots cannot add", hint="use 1 or more")
-    plan = Plan(workers)
+    plan = SchedulePlan(workers)
     worker = np.arange(workers)
     for chunk in range(chunks + pool):
         finished_chunk = chunk - pool

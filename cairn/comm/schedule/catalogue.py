@@ -28,9 +28,9 @@ from cairn.comm.schedule.algorithms import (
     ring_gather,
 )
 from cairn.comm.schedule.hierarchical import two_hop_all_to_all, two_level_gather
-from cairn.comm.schedule.ops import Collective, Schedule, ScheduleError
+from cairn.comm.schedule.ops import Collective, CollectiveSchedule, ScheduleError
 from cairn.comm.schedule.pat import pat_gather
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.plan import SchedulePlan
 from cairn.comm.schedule.sparse import example_blocks, sparse_all_reduce
 from cairn.comm.schedule.tree import (
     binomial_broadcast,
@@ -40,7 +40,7 @@ from cairn.comm.schedule.tree import (
 from cairn.core.errors import did_you_mean
 
 
-class Shape(NamedTuple):
+class ScheduleShape(NamedTuple):
     """Parameters of a schedule; each generator uses those that apply to it."""
 
     ranks: int
@@ -55,22 +55,22 @@ class Shape(NamedTuple):
 
 
 class Generated(NamedTuple):
-    plan: Plan
+    plan: SchedulePlan
     chunks: int
     slots: int
     nodes: int | None = None
     present: np.ndarray | None = None
 
 
-Generator = Callable[[Shape], Generated]
-GATHERS: dict[str, Callable[[Shape], Plan]] = {
+Generator = Callable[[ScheduleShape], Generated]
+GATHERS: dict[str, Callable[[ScheduleShape], SchedulePlan]] = {
     "ring": lambda shape: ring_gather(shape.ranks),
     "bruck": lambda shape: bruck_gather(shape.ranks),
     "pat": lambda shape: pat_gather(shape.ranks, shape.aggregate),
     "direct": lambda shape: direct_gather(shape.ranks),
     "two_level": lambda shape: two_level_gather(shape.ranks, shape.gpus),
 }
-BROADCASTS: dict[str, Callable[[Shape], tuple[Plan, int]]] = {
+BROADCASTS: dict[str, Callable[[ScheduleShape], tuple[SchedulePlan, int]]] = {
     "chain": lambda s: (chain_broadcast(s.ranks, s.chunks, s.root), s.chunks),
     "binomial": lambda s: (binomial_broadcast(s.ranks, s.root), 1),
     "tree": lambda s: (double_tree_broadcast(s.ranks, s.chunks, s.root), s.chunks),
@@ -78,9 +78,9 @@ BROADCASTS: dict[str, Callable[[Shape], tuple[Plan, int]]] = {
 TWO_SHOT = "two_shot"  # what the two halves of a direct exchange are called together
 
 
-def make(collective: Collective, name: str, ranks: int, **shape: object) -> Schedule:
-    """The schedule `name` of a collective; see `Shape` for what can be asked."""
-    settings = Shape(ranks, **shape)  # pyrefly: ignore
+def make(collective: Collective, name: str, ranks: int, **shape: object) -> CollectiveSchedule:
+    """The schedule `name` of a collective; see `ScheduleShape` for what can be asked."""
+    settings = ScheduleShape(ranks, **shape)  # pyrefly: ignore
     _check(settings)
     lowered = _generator(collective, name)(settings)
     plan = lowered.plan.split(settings.parts, settings.channels)
@@ -141,7 +141,7 @@ def _generator(collective: Collective, name: str) -> Generator:
     return schedules[name]
 
 
-def _check(shape: Shape) -> None:
+def _check(shape: ScheduleShape) -> None:
     for field in ("ranks", "parts", "channels", "chunks", "pool"):
         value = getattr(shape, field)
         if value < 1:
@@ -159,7 +159,7 @@ def _scatter(name: str) -> Generator:
 
 
 def _both(name: str) -> Generator:
-    def generate(shape: Shape) -> Generated:
+    def generate(shape: ScheduleShape) -> Generated:
         gather = GATHERS[name](shape)
         return Generated(gather.reversed().then(gather), shape.ranks, shape.ranks)
 
@@ -167,7 +167,7 @@ def _both(name: str) -> Generator:
 
 
 def _spread(name: str) -> Generator:
-    def generate(shape: Shape) -> Generated:
+    def generate(shape: ScheduleShape) -> Generated:
         plan, chunks = BROADCASTS[name](shape)
         return Generated(plan, chunks, chunks)
 
@@ -175,28 +175,28 @@ def _spread(name: str) -> Generator:
 
 
 def _collect(name: str) -> Generator:
-    def generate(shape: Shape) -> Generated:
+    def generate(shape: ScheduleShape) -> Generated:
         plan, chunks = BROADCASTS[name](shape)
         return Generated(plan.reversed(), chunks, chunks)
 
     return generate
 
 
-def _exchange(shape: Shape, plan_and_slots: tuple[Plan, int]) -> Generated:
+def _exchange(shape: ScheduleShape, plan_and_slots: tuple[SchedulePlan, int]) -> Generated:
     return Generated(plan_and_slots[0], shape.ranks, plan_and_slots[1])
 
 
-def _one_shot(shape: Shape) -> Generated:
+def _one_shot(shape: ScheduleShape) -> Generated:
     plan, slots = one_shot_all_reduce(shape.ranks)
     return Generated(plan, 1, slots)
 
 
-def _halving(shape: Shape) -> Generated:
+def _halving(shape: ScheduleShape) -> Generated:
     plan, chunks = halving_doubling(shape.ranks)
     return Generated(plan, chunks, chunks)
 
 
-def _sparse(shape: Shape) -> Generated:
+def _sparse(shape: ScheduleShape) -> Generated:
     present = shape.present
     if present is None:
         present = example_blocks(shape.ranks, shape.ranks)
@@ -209,7 +209,7 @@ def _sparse(shape: Shape) -> Generated:
     return Generated(sparse_all_reduce(present), blocks, blocks, present=present)
 
 
-def _switch(shape: Shape) -> Generated:
+def _switch(shape: ScheduleShape) -> Generated:
     plan = switch_all_reduce(shape.ranks, shape.chunks, shape.pool)
     slots = max(shape.chunks, shape.pool)
     return Generated(plan, shape.chunks, slots, nodes=shape.ranks + 1)

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.schedule.ops import Schedule
+from cairn.comm.schedule.ops import CollectiveSchedule
 
 NOTHING = -1
 BITS = 64
 
 
-class Contents(NamedTuple):
+class SlotContents(NamedTuple):
     which: np.ndarray  # [nodes, slots] which chunk it is
     who: np.ndarray  # [nodes, slots, words] whose contributions it has
 
 
-def shape_problem(schedule: Schedule) -> str | None:
+def shape_problem(schedule: CollectiveSchedule) -> str | None:
     """Why these numbers cannot be a collective at all; None when they can."""
     n, chunks = schedule.ranks, schedule.chunks
     needed = chunks * (2 if schedule.collective == "all_to_all" else 1)
@@ -45,7 +45,7 @@ def words(ranks: int) -> int:
     return -(-ranks // BITS)
 
 
-def start(schedule: Schedule, width: int) -> Contents:
+def start(schedule: CollectiveSchedule, width: int) -> SlotContents:
     """Initial contents of the ranks; sets are `width` words wide."""
     contents = _empty(schedule, width)
     n, chunks, k = schedule.ranks, schedule.chunks, schedule.chunks // schedule.ranks
@@ -68,7 +68,7 @@ def start(schedule: Schedule, width: int) -> Contents:
     return contents
 
 
-def end(schedule: Schedule, width: int) -> Contents:
+def end(schedule: CollectiveSchedule, width: int) -> SlotContents:
     """Required final contents; slots with NOTHING may hold anything."""
     contents = _empty(schedule, width)
     n, chunks, k = schedule.ranks, schedule.chunks, schedule.chunks // schedule.ranks
@@ -98,7 +98,7 @@ def end(schedule: Schedule, width: int) -> Contents:
     return contents
 
 
-def fewest_chunks(schedule: Schedule) -> float:
+def fewest_chunks(schedule: CollectiveSchedule) -> float:
     """No schedule lets the busiest rank move fewer chunks, in the direction it moves more.
 
     All-reduce: for each chunk that u ranks bring, u - 1 transfers must happen before any rank has
@@ -121,15 +121,15 @@ def fewest_chunks(schedule: Schedule) -> float:
     return float(chunks)  # broadcast: a rank receives it all; reduce: a rank sends it all
 
 
-def _empty(schedule: Schedule, width: int) -> Contents:
+def _empty(schedule: CollectiveSchedule, width: int) -> SlotContents:
     shape = (schedule.nodes, schedule.slots)
-    return Contents(np.full(shape, NOTHING), np.zeros((*shape, width), dtype=np.uint64))
+    return SlotContents(np.full(shape, NOTHING), np.zeros((*shape, width), dtype=np.uint64))
 
 
 def _bit(rank: np.ndarray) -> np.ndarray:
     return np.uint64(1) << (rank % BITS).astype(np.uint64)
 
 
-def _fill(contents: Contents, rank: int, slots: slice, which: np.ndarray, owner: int) -> None:
+def _fill(contents: SlotContents, rank: int, slots: slice, which: np.ndarray, owner: int) -> None:
     contents.which[rank, slots] = which
     contents.who[rank, slots, owner // BITS] = _bit(np.array(owner))

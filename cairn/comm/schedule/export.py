@@ -23,10 +23,10 @@ import numpy as np
 
 from cairn.comm.schedule.ops import (
     COLLECTIVES,
-    Columns,
-    Kind,
+    CollectiveSchedule,
     Op,
-    Schedule,
+    OpColumns,
+    OpKind,
     ScheduleError,
     schedule_of,
 )
@@ -38,7 +38,7 @@ MOST_SEEN = 1 << 27  # operations times channels: a number each in a proof
 MOST_CPUS = 256  # GOAL keeps a byte for it
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WrittenOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An operation of a document. `after` is an index into all operations of the document, in their order."""
 
     kind: str
@@ -49,13 +49,13 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int = 0
 
 
-class Thread(msgspec.Struct, frozen=True, kw_only=True):
+class ThreadDocument(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     channel: int
-    operations: list[Written]
+    operations: list[WrittenOperation]
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleDocument(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     name: str
     collective: str
@@ -66,11 +66,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     root: int
     bytes: int  # of the whole vector
     chunk_bytes: int
-    threads: list[Thread]
+    threads: list[ThreadDocument]
     present: list[str] | None = None  # block-sparse: a row of 0 and 1 for each rank
 
 
-class _Part(NamedTuple):
+class _StepOperations(NamedTuple):
     """The operations of one thread in one step."""
 
     sends: dict[int, list[int]]  # operations by peer: one message each
@@ -78,14 +78,16 @@ class _Part(NamedTuple):
     local: list[int]
 
 
-def document(schedule: Schedule, size: int) -> Document:
+def document(schedule: CollectiveSchedule, size: int) -> ScheduleDocument:
     """Every operation as it stands in its thread; threads in the order of ranks and channels."""
     each = chunk_bytes(schedule, size)
     threads = [
-        Thread(rank=rank, channel=channel, operations=[_written(schedule.op(i)) for i in which])
+        ThreadDocument(
+            rank=rank, channel=channel, operations=[_written(schedule.op(i)) for i in which]
+        )
         for (rank, channel), which in _threads(schedule).items()
     ]
-    return Document(
+    return ScheduleDocument(
         version=VERSION,
         name=schedule.name,
         collective=schedule.collective,
@@ -101,15 +103,15 @@ def document(schedule: Schedule, size: int) -> Document:
     )
 
 
-def schedule_from(text: bytes | str) -> Schedule:
+def schedule_from(text: bytes | str) -> CollectiveSchedule:
     """The schedule of a document, ready to be proved: it may come from elsewhere."""
     try:
-        document = msgspec.json.decode(text, type=Document)
+        document = msgspec.json.decode(text, type=ScheduleDocument)
         ops = [
             Op(
                 thread.rank,
                 thread.channel,
-                Kind[one.kind.upper()],
+                OpKind[one.kind.upper()],
                 one.slot,
                 one.peer,
                 one.source,
@@ -152,13 +154,13 @@ def schedule_from(text: bytes | str) -> Schedule:
     return schedule._replace(present=present)
 
 
-def chunk_bytes(schedule: Schedule, size: int) -> int:
+def chunk_bytes(schedule: CollectiveSchedule, size: int) -> int:
     if size < 1:
         raise ScheduleError(f"a vector of {size} bytes", hint="it has one or more")
     return -(-size // schedule.chunks)
 
 
-def goal(schedule: Schedule, size: int, gb_per_s: float = 0.0) -> Iterator[str]:
+def goal(schedule: CollectiveSchedule, size: int, gb_per_s: float = 0.0) -> Iterator[str]:
     """Lines of GOAL. `gb_per_s`: how fast a rank adds and copies; 0: that takes no time."""
     each = chunk_bytes(schedule, size)
     if gb_per_s < 0:
@@ -184,7 +186,7 @@ def goal(schedule: Schedule, size: int, gb_per_s: float = 0.0) -> Iterator[str]:
 class _Writer:
     """The lines of one rank."""
 
-    def __init__(self, schedule: Schedule, each: int, ns: float) -> None:
+    def __init__(self, schedule: CollectiveSchedule, each: int, ns: float) -> None:
         self._schedule, self._each, self._ns = schedule, each, ns
         self.lines: list[str] = []
         self._label: dict[int, str] = {}  # of each operation
@@ -215,13 +217,13 @@ class _Writer:
         for index, label in self._label.items():
             after = int(ops.after[index])
             if after >= 0:
-                is_send = ops.kind[after] == int(Kind.SEND)
+                is_send = ops.kind[after] == int(OpKind.SEND)
                 yield f"{label} {'irequires' if is_send else 'requires'} {self._label[after]}"
 
     def _received(self, peer: int, ops: list[int], tag: str, channel: int, ready: list[str]) -> str:
         label = self._line(f"recv {len(ops) * self._each}b from {peer} {tag}", ops, ready)
         kinds = self._schedule.ops.kind
-        sums = [index for index in ops if kinds[index] == int(Kind.RECV_REDUCE)]
+        sums = [index for index in ops if kinds[index] == int(OpKind.RECV_REDUCE)]
         return self._calc(sums, channel, [f"requires {label}"]) if sums and self._ns else label
 
     def _calc(self, ops: list[int], channel: int, waits: Iterable[str]) -> str:
@@ -236,7 +238,7 @@ class _Writer:
         return label
 
 
-def _threads(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
+def _threads(schedule: CollectiveSchedule) -> dict[tuple[int, int], list[int]]:
     threads: dict[tuple[int, int], list[int]] = defaultdict(list)
     ranks, channels = schedule.ops.rank.tolist(), schedule.ops.channel.tolist()
     for index, place in enumerate(zip(ranks, channels, strict=True)):
@@ -244,17 +246,17 @@ def _threads(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
     return threads
 
 
-def _parts(ops: Columns, which: list[int]) -> Iterator[tuple[int, _Part]]:
+def _parts(ops: OpColumns, which: list[int]) -> Iterator[tuple[int, _StepOperations]]:
     """Step by step, in order: what is sent, what is received, what is done within the rank."""
-    steps: dict[int, _Part] = {}
+    steps: dict[int, _StepOperations] = {}
     for index in which:
         part = steps.setdefault(
-            int(ops.step[index]), _Part(defaultdict(list), defaultdict(list), [])
+            int(ops.step[index]), _StepOperations(defaultdict(list), defaultdict(list), [])
         )
-        kind, peer = Kind(int(ops.kind[index])), int(ops.peer[index])
-        if kind is Kind.SEND:
+        kind, peer = OpKind(int(ops.kind[index])), int(ops.peer[index])
+        if kind is OpKind.SEND:
             part.sends[peer].append(index)
-        elif kind in (Kind.RECV, Kind.RECV_REDUCE):
+        elif kind in (OpKind.RECV, OpKind.RECV_REDUCE):
             part.receives[peer].append(index)
         else:
             part.local.append(index)
@@ -274,8 +276,8 @@ def _map(rows: list[str] | None) -> np.ndarray | None:
     return None if rows is None else np.array([[int(one) for one in row] for row in rows], bool)
 
 
-def _written(op: Op) -> Written:
+def _written(op: Op) -> WrittenOperation:
     values: dict[str, Any] = op._asdict()
     for name in ("rank", "channel", "kind"):
         values.pop(name)
-    return Written(kind=op.kind.name.lower(), **values)
+    return WrittenOperation(kind=op.kind.name.lower(), **values)

@@ -14,7 +14,7 @@ inside the node, as DeepEP does: n/gpus - 1 messages over the slow network inste
 import numpy as np
 
 from cairn.comm.schedule.ops import ScheduleError
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.plan import SchedulePlan
 
 LARGEST_NODE = 8
 
@@ -26,11 +26,11 @@ def node_size(ranks: int, largest: int = LARGEST_NODE) -> int:
     )
 
 
-def two_level_gather(ranks: int, gpus: int | None = None) -> Plan:
+def two_level_gather(ranks: int, gpus: int | None = None) -> SchedulePlan:
     """Rings along the rails, then rings within the nodes."""
     gpus = _checked(ranks, gpus)
     nodes = ranks // gpus
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     rank = np.arange(ranks)
     node, gpu = np.divmod(rank, gpus)
     for step in range(nodes - 1):
@@ -43,11 +43,11 @@ def two_level_gather(ranks: int, gpus: int | None = None) -> Plan:
     return plan
 
 
-def two_hop_all_to_all(ranks: int, gpus: int | None = None) -> tuple[Plan, int]:
+def two_hop_all_to_all(ranks: int, gpus: int | None = None) -> tuple[SchedulePlan, int]:
     """The plan and its slots: n to send, n received, n at the door of the node."""
     gpus = _checked(ranks, gpus)
     nodes = ranks // gpus
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     rank = np.arange(ranks)
     node, gpu = np.divmod(rank, gpus)
     local = np.arange(gpus)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from cairn.comm.schedule.ops import Kind, Op, Schedule, ScheduleError
+from cairn.comm.schedule.ops import CollectiveSchedule, Op, OpKind, ScheduleError
 
 Reduction = Literal["sum", "product", "min", "max"]
 REDUCTIONS: dict[Reduction, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -27,7 +27,7 @@ Turn = Callable[[int], int]  # of so many threads, which one goes, or the next t
 
 
 def interpret(
-    schedule: Schedule,
+    schedule: CollectiveSchedule,
     inputs: Sequence[np.ndarray],
     reduction: Reduction = "sum",
     capacity: int = 1,
@@ -44,7 +44,7 @@ def interpret(
 
 
 def _run(
-    schedule: Schedule,
+    schedule: CollectiveSchedule,
     buffers: list[np.ndarray],
     reduce: Callable[[np.ndarray, np.ndarray], np.ndarray],
     capacity: int,
@@ -67,7 +67,7 @@ def _run(
             programs = [p for p in programs if p]
 
 
-def _programs(schedule: Schedule) -> list[deque[tuple[int, Op]]]:
+def _programs(schedule: CollectiveSchedule) -> list[deque[tuple[int, Op]]]:
     threads: dict[tuple[int, int], deque[tuple[int, Op]]] = {}
     for index in range(schedule.operations):
         op = schedule.op(index)
@@ -80,9 +80,9 @@ def _can(
 ) -> bool:
     if op.after >= 0 and op.after not in done:
         return False
-    if op.kind == Kind.SEND:
+    if op.kind == OpKind.SEND:
         return len(lines.get((op.rank, op.peer, op.channel), ())) < capacity
-    if op.kind in (Kind.RECV, Kind.RECV_REDUCE):
+    if op.kind in (OpKind.RECV, OpKind.RECV_REDUCE):
         return bool(lines.get((op.peer, op.rank, op.channel)))
     return True
 
@@ -94,20 +94,20 @@ def _do(
     reduce: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> None:
     match op.kind:
-        case Kind.SEND:
+        case OpKind.SEND:
             lines.setdefault((op.rank, op.peer, op.channel), deque()).append(buffer[op.slot].copy())
-        case Kind.RECV:
+        case OpKind.RECV:
             buffer[op.slot] = lines[op.peer, op.rank, op.channel].popleft()
-        case Kind.RECV_REDUCE:
+        case OpKind.RECV_REDUCE:
             arrived = lines[op.peer, op.rank, op.channel].popleft()
             buffer[op.slot] = reduce(buffer[op.slot], arrived)
-        case Kind.COPY:
+        case OpKind.COPY:
             buffer[op.slot] = buffer[op.source]
-        case Kind.REDUCE:
+        case OpKind.REDUCE:
             buffer[op.slot] = reduce(buffer[op.slot], buffer[op.source])
 
 
-def _common_size(schedule: Schedule, inputs: Sequence[np.ndarray]) -> int:
+def _common_size(schedule: CollectiveSchedule, inputs: Sequence[np.ndarray]) -> int:
     """Elements of the whole vector; ranks that disagree are refused before anything runs."""
     if len(inputs) != schedule.ranks:
         raise ScheduleError(
@@ -129,7 +129,7 @@ def _common_size(schedule: Schedule, inputs: Sequence[np.ndarray]) -> int:
     return size
 
 
-def _buffer(schedule: Schedule, vector: np.ndarray, chunk: int, rank: int) -> np.ndarray:
+def _buffer(schedule: CollectiveSchedule, vector: np.ndarray, chunk: int, rank: int) -> np.ndarray:
     buffer = np.zeros((schedule.slots, chunk), vector.dtype)
     flat = buffer.reshape(-1)
     first = rank * len(vector) if schedule.collective == "all_gather" else 0
@@ -137,7 +137,7 @@ def _buffer(schedule: Schedule, vector: np.ndarray, chunk: int, rank: int) -> np
     return buffer
 
 
-def _output(schedule: Schedule, buffer: np.ndarray, rank: int, size: int) -> np.ndarray:
+def _output(schedule: CollectiveSchedule, buffer: np.ndarray, rank: int, size: int) -> np.ndarray:
     flat = buffer.reshape(-1)
     if schedule.collective == "all_to_all":
         return flat[size : 2 * size].copy()

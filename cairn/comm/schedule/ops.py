@@ -41,7 +41,7 @@ class ScheduleError(CairnError):
     """A schedule that cannot be built as asked, or that does not do what it says."""
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     SEND = 0  # read slot, give it to peer
     RECV = 1  # take from peer, overwrite slot
     RECV_REDUCE = 2  # take from peer, reduce into slot
@@ -54,7 +54,7 @@ class Op(NamedTuple):
 
     rank: int
     channel: int
-    kind: Kind
+    kind: OpKind
     slot: int  # read by SEND, written by all others
     peer: int = -1  # the other rank of SEND and RECV
     source: int = -1  # the slot that COPY and REDUCE read
@@ -64,14 +64,14 @@ class Op(NamedTuple):
     def __str__(self) -> str:
         name = self.kind.name.lower()
         other = {
-            Kind.SEND: f"-> {self.peer}",
-            Kind.RECV: f"<- {self.peer}",
-            Kind.RECV_REDUCE: f"<- {self.peer}",
+            OpKind.SEND: f"-> {self.peer}",
+            OpKind.RECV: f"<- {self.peer}",
+            OpKind.RECV_REDUCE: f"<- {self.peer}",
         }.get(self.kind, f"= {self.source}")
         return f"{name} {self.slot} {other}"
 
 
-class Columns(NamedTuple):
+class OpColumns(NamedTuple):
     """All operations, ordered by (rank, channel, place in the thread)."""
 
     kind: Column
@@ -84,14 +84,14 @@ class Columns(NamedTuple):
     step: Column
 
 
-class Schedule(NamedTuple):
+class CollectiveSchedule(NamedTuple):
     name: str
     collective: Collective
     ranks: int  # that contribute and want the result
     nodes: int  # ranks, and helpers such as an aggregator after them
     chunks: int  # the whole vector has this many, of equal size
     slots: int  # of each rank's buffer: input, output, staging
-    ops: Columns
+    ops: OpColumns
     root: int = 0  # of broadcast and reduce
     # Block-sparse only: [ranks, chunks], where a rank has something else than zeros.
     present: np.ndarray | None = None
@@ -107,7 +107,7 @@ class Schedule(NamedTuple):
         return Op(
             rank=int(columns.rank[index]),
             channel=int(columns.channel[index]),
-            kind=Kind(int(columns.kind[index])),
+            kind=OpKind(int(columns.kind[index])),
             slot=int(columns.slot[index]),
             peer=int(columns.peer[index]),
             source=int(columns.source[index]),
@@ -135,7 +135,7 @@ def schedule_of(
     slots: int | None = None,
     nodes: int | None = None,
     root: int = 0,
-) -> Schedule:
+) -> CollectiveSchedule:
     """A schedule written by hand; the operations of a thread stand in its order.
 
     `after` counts in the order of `ops` as given here.
@@ -143,13 +143,13 @@ def schedule_of(
     order = sorted(range(len(ops)), key=lambda i: (ops[i].rank, ops[i].channel))
     place = {old: new for new, old in enumerate(order)} | {-1: -1}
     rows = [ops[i]._replace(after=place[ops[i].after]) for i in order]
-    columns = Columns(
+    columns = OpColumns(
         *(
             np.array([int(getattr(row, field)) for row in rows], dtype=np.int64)
-            for field in Columns._fields
+            for field in OpColumns._fields
         )
     )
-    return Schedule(
+    return CollectiveSchedule(
         name=name,
         collective=collective,
         ranks=ranks,

@@ -19,15 +19,15 @@ After Jeaugey, arXiv:2506.20252; NCCL uses it where each node has one GPU.
 import numpy as np
 
 from cairn.comm.schedule.ops import ScheduleError
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.plan import SchedulePlan
 
 
-def pat_gather(ranks: int, aggregate: int | None = None) -> Plan:
+def pat_gather(ranks: int, aggregate: int | None = None) -> SchedulePlan:
     """Run backwards it is PAT's reduce-scatter."""
     limit = ranks if aggregate is None else aggregate
     if limit < 1:
         raise ScheduleError(f"PAT cannot aggregate {limit} chunks", hint="use 1 or more")
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     offsets = np.zeros(1, dtype=np.int64)  # how far behind its rank each held chunk began
     distance = _power_below(ranks)
     while distance >= 1:
@@ -41,7 +41,7 @@ def pat_gather(ranks: int, aggregate: int | None = None) -> Plan:
     return plan
 
 
-def _walk(plan: Plan, ranks: int, bundle: np.ndarray, offset: int, distance: int) -> None:
+def _walk(plan: SchedulePlan, ranks: int, bundle: np.ndarray, offset: int, distance: int) -> None:
     """Depth first: the whole bundle one edge down, then what hangs below that edge."""
     while distance >= 1:
         to_send = bundle + offset
@@ -51,7 +51,7 @@ def _walk(plan: Plan, ranks: int, bundle: np.ndarray, offset: int, distance: int
         distance //= 2
 
 
-def _hop(plan: Plan, ranks: int, offsets: np.ndarray, distance: int) -> None:
+def _hop(plan: SchedulePlan, ranks: int, offsets: np.ndarray, distance: int) -> None:
     """Every rank sends the chunks that began `offsets` ranks behind it `distance` ranks further."""
     rank = np.arange(ranks)[:, None]
     plan.send(rank, (rank + distance) % ranks, chunk=(rank - offsets) % ranks)

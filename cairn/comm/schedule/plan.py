@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.schedule.ops import Collective, Columns, Kind, Schedule, ScheduleError
+from cairn.comm.schedule.ops import Collective, CollectiveSchedule, OpColumns, OpKind, ScheduleError
 
 LOCAL = -1  # `target` of a transfer within a rank
 
@@ -41,7 +41,7 @@ class Transfers(NamedTuple):
         return len(self.step)
 
 
-class Plan:
+class SchedulePlan:
     """Transfers in the making. Each `send` is one step, unless it says which."""
 
     def __init__(self, ranks: int) -> None:
@@ -87,18 +87,18 @@ class Plan:
             return Transfers(*([empty] * len(Transfers._fields)))
         return Transfers(*(np.concatenate(column) for column in zip(*self._batches, strict=True)))
 
-    def then(self, later: "Plan") -> "Plan":
+    def then(self, later: "SchedulePlan") -> "SchedulePlan":
         """This, and then that."""
-        both = Plan(self.ranks)
+        both = SchedulePlan(self.ranks)
         moved = later.transfers()
         moved = moved._replace(step=moved.step + self.next_step)
         both._batches = [self.transfers(), moved]
         both.next_step = self.next_step + later.next_step
         return both
 
-    def reversed(self) -> "Plan":
+    def reversed(self) -> "SchedulePlan":
         """Backwards in time, with every copy a reduction: what was spread is collected."""
-        back = Plan(self.ranks)
+        back = SchedulePlan(self.ranks)
         ahead = self.transfers()
         if (ahead.target == LOCAL).any() or ahead.reduce.any():
             raise ScheduleError(
@@ -118,7 +118,7 @@ class Plan:
         back.next_step = self.next_step
         return back
 
-    def split(self, parts: int, channels: int = 1) -> "Plan":
+    def split(self, parts: int, channels: int = 1) -> "SchedulePlan":
         """Every chunk becomes `parts` smaller ones, dealt out to the channels in turn."""
         if parts < 1 or channels < 1:
             raise ScheduleError(f"cannot split a chunk into {parts} parts on {channels} channels")
@@ -129,7 +129,7 @@ class Plan:
         repeated = Transfers(*(np.repeat(column, parts) for column in whole))
         per_channel = -(-parts // channels)
         used = int(whole.channel.max()) + 1 if whole.total else 1
-        finer = Plan(self.ranks)
+        finer = SchedulePlan(self.ranks)
         finer._batches = [
             repeated._replace(
                 lane=repeated.lane * per_channel + part // channels,
@@ -151,10 +151,10 @@ class Plan:
         nodes: int | None = None,
         root: int = 0,
         present: np.ndarray | None = None,
-    ) -> Schedule:
+    ) -> CollectiveSchedule:
         """The schedule: a send and a receive for each transfer, in the order of every thread."""
         ops = _order(*_halves(self.transfers()))
-        return Schedule(
+        return CollectiveSchedule(
             name=name,
             collective=collective,
             ranks=self.ranks,
@@ -167,14 +167,14 @@ class Plan:
         )
 
 
-def _halves(moves: Transfers) -> tuple[Columns, np.ndarray]:
+def _halves(moves: Transfers) -> tuple[OpColumns, np.ndarray]:
     """The sending and the receiving halves, and the lane of each."""
     local = moves.target == LOCAL
     away = Transfers(*(column[~local] for column in moves))
     home = Transfers(*(column[local] for column in moves))
     none, none_home = np.full(away.total, -1), np.full(home.total, -1)
-    sends = Columns(
-        np.full(away.total, int(Kind.SEND)),
+    sends = OpColumns(
+        np.full(away.total, int(OpKind.SEND)),
         away.source,
         away.channel,
         away.read,
@@ -183,35 +183,35 @@ def _halves(moves: Transfers) -> tuple[Columns, np.ndarray]:
         none,
         away.step,
     )
-    kind = np.where(away.reduce == 1, int(Kind.RECV_REDUCE), int(Kind.RECV))
-    receives = Columns(
+    kind = np.where(away.reduce == 1, int(OpKind.RECV_REDUCE), int(OpKind.RECV))
+    receives = OpColumns(
         kind, away.target, away.channel, away.write, away.source, none, none, away.step
     )
-    kind = np.where(home.reduce == 1, int(Kind.REDUCE), int(Kind.COPY))
-    copies = Columns(
+    kind = np.where(home.reduce == 1, int(OpKind.REDUCE), int(OpKind.COPY))
+    copies = OpColumns(
         kind, home.source, home.channel, home.write, none_home, home.read, none_home, home.step
     )
-    joined = Columns(*(np.concatenate(x) for x in zip(sends, receives, copies, strict=True)))
+    joined = OpColumns(*(np.concatenate(x) for x in zip(sends, receives, copies, strict=True)))
     return joined, np.concatenate([away.lane, away.lane, home.lane])
 
 
-def _order(ops: Columns, lane: np.ndarray) -> Columns:
+def _order(ops: OpColumns, lane: np.ndarray) -> OpColumns:
     """Sort operations by thread, step and lane, with sends before receives."""
-    side = ops.kind != int(Kind.SEND)
+    side = ops.kind != int(OpKind.SEND)
     order = np.lexsort((side, lane, ops.step, ops.channel, ops.rank))
-    ops = Columns(*(column[order] for column in ops))
+    ops = OpColumns(*(column[order] for column in ops))
     if len(ops.kind) and ops.channel.max() > 0:
         ops = ops._replace(after=_waits(ops, lane[order]))
     return ops
 
 
-def _waits(ops: Columns, lane: np.ndarray) -> np.ndarray:
+def _waits(ops: OpColumns, lane: np.ndarray) -> np.ndarray:
     """The last earlier operation of another channel that accesses the slot of each operation."""
     count = len(ops.kind)
     local = ops.source >= 0
     index = np.concatenate([np.arange(count), np.flatnonzero(local)])
     slot = np.concatenate([ops.slot, ops.source[local]])
-    side = (ops.kind != int(Kind.SEND))[index]
+    side = (ops.kind != int(OpKind.SEND))[index]
     order = np.lexsort((side, lane[index], ops.step[index], slot, ops.rank[index]))
     index, slot = index[order], slot[order]
     same = (ops.rank[index][1:] == ops.rank[index][:-1]) & (slot[1:] == slot[:-1])

@@ -16,10 +16,10 @@ bitmaps are exchanged first, n bits for each block, and the schedule is made fro
 import numpy as np
 
 from cairn.comm.schedule.ops import ScheduleError
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.plan import SchedulePlan
 
 
-def sparse_all_reduce(present: np.ndarray) -> Plan:
+def sparse_all_reduce(present: np.ndarray) -> SchedulePlan:
     """`present` is [ranks, blocks] of booleans."""
     present = np.asarray(present)
     if present.ndim != 2 or present.dtype != np.bool_:
@@ -28,7 +28,7 @@ def sparse_all_reduce(present: np.ndarray) -> Plan:
             hint="it is [ranks, blocks] of booleans",
         )
     ranks, blocks = present.shape
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     owner, round_of = np.arange(blocks) % ranks, np.arange(blocks) // ranks
     alive = present.any(axis=0)
     base = 2 * ranks * round_of

@@ -11,16 +11,16 @@ the first complaint, in words. `verify` says what the run proves.
 import numpy as np
 
 from cairn.comm.schedule import contract, waits
-from cairn.comm.schedule.ops import Kind, Schedule
-from cairn.comm.schedule.waits import NONE, Joined
+from cairn.comm.schedule.ops import CollectiveSchedule, OpKind
+from cairn.comm.schedule.waits import NONE, JoinedOps
 
 
 class SymbolicRun:
     """Symbolic execution of several schedules; in each round every thread that is not blocked does one operation."""
 
-    def __init__(self, schedules: list[Schedule], capacity: int) -> None:
+    def __init__(self, schedules: list[CollectiveSchedule], capacity: int) -> None:
         self.schedules, self.capacity = schedules, capacity
-        self.ops: Joined = waits.join(schedules)
+        self.ops: JoinedOps = waits.join(schedules)
         self.other, self.place = waits.pair(self.ops)
         self.width = max(contract.words(schedule.ranks) for schedule in schedules)
         begin = [contract.start(schedule, self.width) for schedule in schedules]
@@ -45,7 +45,7 @@ class SymbolicRun:
 
     def _run(self) -> None:
         ops = self.ops
-        is_receive = (ops.kind == int(Kind.RECV)) | (ops.kind == int(Kind.RECV_REDUCE))
+        is_receive = (ops.kind == int(OpKind.RECV)) | (ops.kind == int(OpKind.RECV_REDUCE))
         # A half without its other half waits for an operation that never runs: for itself.
         own = np.arange(len(ops.kind))
         partner = np.where(is_receive, np.where(self.other == NONE, own, self.other), NONE)
@@ -79,7 +79,7 @@ class SymbolicRun:
         opens[go > 0] = (ops.thread[go - 1] != ops.thread[go])[go > 0]
         opens |= ops.step[go - 1] != step
         began[threads[opens]] = clock[threads[opens]]
-        posted = np.where(ops.kind[go] == int(Kind.SEND), began[threads], clock[threads])
+        posted = np.where(ops.kind[go] == int(OpKind.SEND), began[threads], clock[threads])
         freed = np.where((room != NONE) & (ops.step[room] != step), self.time[room], 0)
         arrived = self.time[partner] + (partner != NONE)
         when = np.maximum(np.maximum(posted, arrived), np.maximum(freed, self.time[ops.after[go]]))
@@ -90,13 +90,13 @@ class SymbolicRun:
         """Reads first, then writes: what runs in one round does not see each other."""
         ops = self.ops
         kind = ops.kind[go]
-        sends = go[kind == int(Kind.SEND)]
+        sends = go[kind == int(OpKind.SEND)]
         self.carried_which[sends] = self.which[ops.slot[sends]]
         self.carried_who[sends] = self.who[ops.slot[sends]]
         self._complain(
             sends, self.carried_which[sends] == contract.NOTHING, "reads a slot that holds nothing"
         )
-        writes = go[kind != int(Kind.SEND)]
+        writes = go[kind != int(OpKind.SEND)]
         if not len(writes):
             return
         remote = self.partner[writes]
@@ -108,7 +108,7 @@ class SymbolicRun:
             writes[is_local], which[is_local] == contract.NOTHING, "reads a slot that holds nothing"
         )
         slot, kind = ops.slot[writes], ops.kind[writes]
-        adds = (kind == int(Kind.RECV_REDUCE)) | (kind == int(Kind.REDUCE))
+        adds = (kind == int(OpKind.RECV_REDUCE)) | (kind == int(OpKind.REDUCE))
         if adds.any():
             into, target = writes[adds], slot[adds]
             self._complain(into, self.which[target] != which[adds], "reduces two different chunks")
@@ -185,7 +185,7 @@ class SymbolicRun:
 
     def _check_end(self) -> None:
         ops = self.ops
-        unheard = (ops.kind == int(Kind.SEND)) & (self.other == NONE)
+        unheard = (ops.kind == int(OpKind.SEND)) & (self.other == NONE)
         self._complain(np.arange(len(ops.kind)), unheard, "is never received")
         for index, schedule in enumerate(self.schedules):
             if index in self.problems:
@@ -199,7 +199,9 @@ class SymbolicRun:
                 place = int(np.flatnonzero(wrong & wanted)[0])
                 self.problems[index] = self._differs(schedule, int(begin), place, want)
 
-    def _differs(self, schedule: Schedule, begin: int, place: int, want: contract.Contents) -> str:
+    def _differs(
+        self, schedule: CollectiveSchedule, begin: int, place: int, want: contract.SlotContents
+    ) -> str:
         rank, slot = divmod(place, schedule.slots)
         has, must = _members(self.who[begin + place]), _members(want.who[rank, slot])
         if has == must:
@@ -218,7 +220,7 @@ class SymbolicRun:
         return f"`{readable}` of rank {readable.rank}"
 
     def _waiting(self, op: int) -> str:
-        if self.ops.kind[op] == int(Kind.SEND) and not self.done[self.room[op]]:
+        if self.ops.kind[op] == int(OpKind.SEND) and not self.done[self.room[op]]:
             return f"{self._name(op)} waits for room"
         if not self.done[self.ops.after[op]]:
             return f"{self._name(op)} waits for another channel"

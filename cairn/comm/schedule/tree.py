@@ -15,7 +15,7 @@ the one 2^k further.
 
 import numpy as np
 
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.plan import SchedulePlan
 
 TOP = -1  # the parent of a root
 
@@ -49,9 +49,9 @@ def depths(parents: np.ndarray) -> np.ndarray:
     return depth
 
 
-def double_tree_all_reduce(ranks: int, chunks: int) -> Plan:
+def double_tree_all_reduce(ranks: int, chunks: int) -> SchedulePlan:
     """Even chunks over the first tree, odd ones over the second."""
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     for which, parents in enumerate(double_tree_parents(ranks)):
         child, chunk, level, depth = _edges(parents, range(which, chunks, 2))
         parent = parents[child]
@@ -62,9 +62,9 @@ def double_tree_all_reduce(ranks: int, chunks: int) -> Plan:
     return plan
 
 
-def double_tree_broadcast(ranks: int, chunks: int, root: int = 0) -> Plan:
+def double_tree_broadcast(ranks: int, chunks: int, root: int = 0) -> SchedulePlan:
     """Down both trees over the other ranks; the root feeds the top of each."""
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     if ranks == 1:
         return plan
     others = (root + 1 + np.arange(ranks - 1)) % ranks
@@ -80,8 +80,8 @@ def double_tree_broadcast(ranks: int, chunks: int, root: int = 0) -> Plan:
     return plan
 
 
-def binomial_broadcast(ranks: int, root: int = 0) -> Plan:
-    plan = Plan(ranks)
+def binomial_broadcast(ranks: int, root: int = 0) -> SchedulePlan:
+    plan = SchedulePlan(ranks)
     reach = 1
     while reach < ranks:
         told = np.arange(min(reach, ranks - reach))

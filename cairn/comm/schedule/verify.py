@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from cairn.comm.schedule import contract, waits
-from cairn.comm.schedule.ops import Collective, Kind, Schedule, ScheduleError
+from cairn.comm.schedule.ops import Collective, CollectiveSchedule, OpKind, ScheduleError
 from cairn.comm.schedule.symbolic import SymbolicRun
 
 LARGEST_CAPACITY = 64  # chunks of one connection; a schedule that needs more is called a hang
@@ -53,12 +53,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return self.traffic / self.bound if self.bound else 1.0
 
 
-def verify(schedule: Schedule, capacity: int | None = None) -> Proof:
+def verify(schedule: CollectiveSchedule, capacity: int | None = None) -> Proof:
     """Proves one schedule; without `capacity` it finds the least one that does not hang."""
     return verify_all([schedule], capacity)[0]
 
 
-def require(schedule: Schedule, capacity: int | None = None) -> Proof:
+def require(schedule: CollectiveSchedule, capacity: int | None = None) -> Proof:
     """The proof, or an error that says what is wrong."""
     proof = verify(schedule, capacity)
     if proof.problem is not None:
@@ -66,7 +66,7 @@ def require(schedule: Schedule, capacity: int | None = None) -> Proof:
     return proof
 
 
-def verify_all(schedules: list[Schedule], capacity: int | None = None) -> list[Proof]:
+def verify_all(schedules: list[CollectiveSchedule], capacity: int | None = None) -> list[Proof]:
     """Verify all schedules and return their proofs in order; a schedule that fails does not stop the others."""
     if capacity is not None and capacity < 1:
         raise ScheduleError(f"connections that hold {capacity} chunks", hint="use 1 or more")
@@ -97,7 +97,7 @@ def _proof_of(run: SymbolicRun, index: int) -> Proof:
     ops, schedule = run.ops, run.schedules[index]
     mine = slice(int(ops.first_op[index]), int(ops.first_op[index + 1]))
     base = int(ops.first_rank[index])
-    sends = ops.kind[mine] == int(Kind.SEND)
+    sends = ops.kind[mine] == int(OpKind.SEND)
     source, target = ops.rank[mine][sends] - base, ops.peer[mine][sends] - base
     sent = np.bincount(source, minlength=schedule.nodes)[: schedule.ranks]
     received = np.bincount(target, minlength=schedule.nodes)[: schedule.ranks]
@@ -116,7 +116,7 @@ def _proof_of(run: SymbolicRun, index: int) -> Proof:
     )
 
 
-def _proof(schedule: Schedule, **found: object) -> Proof:
+def _proof(schedule: CollectiveSchedule, **found: object) -> Proof:
     used = schedule.chunks * (2 if schedule.collective == "all_to_all" else 1)
     return Proof(
         name=schedule.name,

@@ -7,19 +7,19 @@
 
 All four are known before anything runs, so a schedule is a graph: it can hang under a given
 capacity exactly if that graph has a cycle, and its result is the same in every order of execution.
-`Joined` lays several schedules side by side, so that one pass of numpy proves them all.
+`JoinedOps` lays several schedules side by side, so that one pass of numpy proves them all.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.schedule.ops import Columns, Kind, Schedule
+from cairn.comm.schedule.ops import CollectiveSchedule, OpColumns, OpKind
 
 NONE = -1  # as an index it means the last element, which is always done
 
 
-class Joined(NamedTuple):
+class JoinedOps(NamedTuple):
     """Schedules side by side; ranks, slots and operations are numbered through."""
 
     kind: np.ndarray
@@ -38,7 +38,7 @@ class Joined(NamedTuple):
     thread: np.ndarray  # of each operation
 
 
-def join(schedules: list[Schedule]) -> Joined:
+def join(schedules: list[CollectiveSchedule]) -> JoinedOps:
     first_op = _offsets([schedule.operations for schedule in schedules])
     first_rank = _offsets([schedule.nodes for schedule in schedules])
     first_slot = _offsets([schedule.nodes * schedule.slots for schedule in schedules])
@@ -62,7 +62,7 @@ def join(schedules: list[Schedule]) -> Joined:
     new = np.ones(len(rank), dtype=bool)
     new[1:] = (rank[1:] != rank[:-1]) | (channel[1:] != channel[:-1])
     begin = np.flatnonzero(new)
-    return Joined(
+    return JoinedOps(
         kind=joined("kind"),
         rank=rank,
         channel=channel,
@@ -80,10 +80,12 @@ def join(schedules: list[Schedule]) -> Joined:
     )
 
 
-def pair(ops: Joined) -> tuple[np.ndarray, np.ndarray]:
+def pair(ops: JoinedOps) -> tuple[np.ndarray, np.ndarray]:
     """The other half of every send and receive (NONE: it has none), and its place in the line."""
-    sends = np.flatnonzero(ops.kind == int(Kind.SEND))
-    receives = np.flatnonzero((ops.kind == int(Kind.RECV)) | (ops.kind == int(Kind.RECV_REDUCE)))
+    sends = np.flatnonzero(ops.kind == int(OpKind.SEND))
+    receives = np.flatnonzero(
+        (ops.kind == int(OpKind.RECV)) | (ops.kind == int(OpKind.RECV_REDUCE))
+    )
     ranks, channels = int(ops.first_rank[-1]), int(ops.channel.max(initial=0)) + 1
     line = (ops.rank[sends] * ranks + ops.peer[sends]) * channels + ops.channel[sends]
     received = (ops.peer[receives] * ranks + ops.rank[receives]) * channels + ops.channel[receives]
@@ -104,10 +106,10 @@ def pair(ops: Joined) -> tuple[np.ndarray, np.ndarray]:
     return other, place
 
 
-def room(ops: Joined, other: np.ndarray, place: np.ndarray, capacity: int) -> np.ndarray:
+def room(ops: JoinedOps, other: np.ndarray, place: np.ndarray, capacity: int) -> np.ndarray:
     """The receive that frees capacity for each send; NONE while the connection has free capacity."""
     freed = np.full(len(ops.kind), NONE)
-    sends = np.flatnonzero(ops.kind == int(Kind.SEND))
+    sends = np.flatnonzero(ops.kind == int(OpKind.SEND))
     if not len(sends):
         return freed
     ranks, channels = int(ops.first_rank[-1]), int(ops.channel.max(initial=0)) + 1
@@ -119,20 +121,20 @@ def room(ops: Joined, other: np.ndarray, place: np.ndarray, capacity: int) -> np
     return freed
 
 
-def accesses(ops: Joined) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def accesses(ops: JoinedOps) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every touch of a slot: operation, place, and whether it writes."""
     count = len(ops.kind)
     local = np.flatnonzero(ops.source >= 0)
     index = np.concatenate([np.arange(count), local])
     slot = np.concatenate([ops.slot, ops.source[local]])
-    writes = np.concatenate([ops.kind != int(Kind.SEND), np.zeros(len(local), dtype=bool)])
+    writes = np.concatenate([ops.kind != int(OpKind.SEND), np.zeros(len(local), dtype=bool)])
     return index, slot, writes
 
 
-def columns_are_sound(schedule: Schedule) -> str | None:
+def columns_are_sound(schedule: CollectiveSchedule) -> str | None:
     """Describe the first number out of range (rank, slot, `after`, ...), or return None."""
-    ops: Columns = schedule.ops
-    local = (ops.kind == int(Kind.COPY)) | (ops.kind == int(Kind.REDUCE))
+    ops: OpColumns = schedule.ops
+    local = (ops.kind == int(OpKind.COPY)) | (ops.kind == int(OpKind.REDUCE))
     checks = (
         ("channel", ops.channel < 0),
         ("rank", (ops.rank < 0) | (ops.rank >= schedule.nodes)),

@@ -20,8 +20,8 @@ import numpy as np
 from cairn.comm.schedule.ops import COLLECTIVES, Collective
 from cairn.comm.simulate import faults as wrong
 from cairn.comm.simulate.pipeline import Tick, through
-from cairn.comm.simulate.rail import Algorithm, Far, Network, over_rail
-from cairn.comm.simulate.topology import Topology, delay_us
+from cairn.comm.simulate.rail import Algorithm, Far, RailNetwork, over_rail
+from cairn.comm.simulate.topology import FabricTopology, delay_us
 from cairn.core.errors import ConfigError, did_you_mean
 
 CAN: dict[Collective, tuple[Algorithm, ...]] = {
@@ -38,7 +38,7 @@ SMALLEST_CHUNK = 4096
 MOST_CHUNKS = 4096
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveResult(msgspec.Struct, frozen=True, kw_only=True):
     collective: Collective
     algorithm: Algorithm
     bytes: int
@@ -57,14 +57,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[str]
 
 
-class Outcome(NamedTuple):
-    result: Result
+class RailOutcome(NamedTuple):
+    result: CollectiveResult
     finish: np.ndarray  # [planes, nodes]: when each has everything, in us
     chunk_times: np.ndarray  # of the last node to finish, on its rail
 
 
 def simulate(
-    top: Topology,
+    top: FabricTopology,
     collective: str,
     size: int,
     *,
@@ -73,7 +73,7 @@ def simulate(
     chunks: int = 128,
     rails: int = RAILS,
     tick: Tick = lambda what: None,
-) -> Outcome:
+) -> RailOutcome:
     """`size` is of the whole vector, as nccl-tests count it. Rails with faults are always simulated."""
     op = _checked(top, collective, size, algorithm, chunks)
     wrong.check(faults, top)
@@ -90,7 +90,7 @@ def simulate(
     return _over_network(top, op, chosen, size, chunks, faults, tick, planes)
 
 
-def _fastest(top: Topology, op: Collective, size: int, chunks: int, tick: Tick) -> Algorithm:
+def _fastest(top: FabricTopology, op: Collective, size: int, chunks: int, tick: Tick) -> Algorithm:
     """The fastest algorithm on one healthy rail. Algorithms whose lower bound exceeds the best time are skipped."""
     best, least = CAN[op][0], math.inf
     for name in CAN[op]:
@@ -104,7 +104,7 @@ def _fastest(top: Topology, op: Collective, size: int, chunks: int, tick: Tick) 
     return best
 
 
-def _floor(top: Topology, op: Collective, name: Algorithm, size: int) -> float:
+def _floor(top: FabricTopology, op: Collective, name: Algorithm, size: int) -> float:
     """Lower bound of an algorithm's time: a ring waits for every node, PAT works on whole vectors."""
     if name == "ring":
         steps = (top.nodes - 1) * (2 if op == "all_reduce" else 1)
@@ -120,7 +120,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
     return 1.0 if collective in ("broadcast", "reduce") else (ranks - 1) / ranks
 
 
-def near_us(top: Topology, op: Collective, size: int) -> float:
+def near_us(top: FabricTopology, op: Collective, size: int) -> float:
     """Bytes that each GPU moves inside its node, at the rate of NVLink."""
     share = (top.domain - 1) / top.domain
     times = 2 if op in ("all_reduce", "broadcast", "reduce") else 1
@@ -135,7 +135,7 @@ def far_traffic(op: Collective, nodes: int) -> float:
 
 
 def _over_network(
-    top: Topology,
+    top: FabricTopology,
     op: Collective,
     name: Algorithm,
     size: int,
@@ -143,7 +143,7 @@ def _over_network(
     faults: wrong.Faults,
     tick: Tick,
     planes: list[int],
-) -> Outcome:
+) -> RailOutcome:
     rail_bytes, near = size / top.domain, near_us(top, op, size)
     each = near / chunks  # where both stages use NVLink, each has half of it
     first = np.tile(wrong.lateness(faults, top)[:, None], (1, chunks))
@@ -151,7 +151,7 @@ def _over_network(
         first = first + through(np.zeros(chunks), each)
     fars, names = [], wrong.describe(faults, top)
     for plane in planes:
-        network = Network(top, faults, plane)
+        network = RailNetwork(top, faults, plane)
         fars.append(over_rail(network, op, name, rail_bytes, first, tick))
         tick(f"{name} on rail {plane}")
     last = op != "reduce_scatter"
@@ -163,12 +163,12 @@ def _over_network(
     slowest = int(finish.max(axis=1).argmax())
     result = _result(top, op, name, size, chunks, float(finish.max()), near, fars, names)
     node = int(finish[slowest].argmax())
-    return Outcome(result, finish, fars[slowest].finish[node])
+    return RailOutcome(result, finish, fars[slowest].finish[node])
 
 
 def _one_domain(
-    top: Topology, op: Collective, size: int, chunks: int, faults: wrong.Faults
-) -> Outcome:
+    top: FabricTopology, op: Collective, size: int, chunks: int, faults: wrong.Faults
+) -> RailOutcome:
     """NVLink alone: every GPU tells every other through the switch."""
     stages = 2 if op == "all_reduce" else 1
     near, late = near_us(top, op, size), wrong.lateness(faults, top).max()
@@ -176,11 +176,11 @@ def _one_domain(
     result = _result(
         top, op, "nvlink", size, chunks, float(finish[-1]), near, [], wrong.describe(faults, top)
     )
-    return Outcome(result, finish[-1:][None], finish)
+    return RailOutcome(result, finish[-1:][None], finish)
 
 
 def _result(
-    top: Topology,
+    top: FabricTopology,
     op: Collective,
     name: Algorithm,
     size: int,
@@ -189,11 +189,11 @@ def _result(
     near: float,
     fars: list[Far],
     names: list[str],
-) -> Result:
+) -> CollectiveResult:
     rail = size / top.domain
     wire = 0.0 if not fars else far_traffic(op, top.nodes) * rail / (1e3 * top.nic_gb_per_s)
     algbw = size / (1e3 * us)
-    return Result(
+    return CollectiveResult(
         collective=op,
         algorithm=name,
         bytes=size,
@@ -213,7 +213,7 @@ def _result(
     )
 
 
-def _distinct(top: Topology, faults: wrong.Faults, rails: int) -> list[int]:
+def _distinct(top: FabricTopology, faults: wrong.Faults, rails: int) -> list[int]:
     """The rails to simulate: those with faults, and some of the others, which only hash differently."""
     if top.planes == 1:
         return [0]
@@ -222,7 +222,9 @@ def _distinct(top: Topology, faults: wrong.Faults, rails: int) -> list[int]:
     return sorted(chosen | wrong.touched(faults, top))
 
 
-def _checked(top: Topology, collective: str, size: int, algorithm: str, chunks: int) -> Collective:
+def _checked(
+    top: FabricTopology, collective: str, size: int, algorithm: str, chunks: int
+) -> Collective:
     if collective not in COLLECTIVES:
         there = f"one of {', '.join(COLLECTIVES)}"
         raise ConfigError(

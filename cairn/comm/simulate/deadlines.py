@@ -24,7 +24,7 @@ from cairn.core.errors import ConfigError, did_you_mean
 Policy = Literal["fair", "deadline"]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class TransferJob(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     links: tuple[int, ...]  # that its collective uses
     bytes: float  # over each of them, in every step
@@ -77,7 +77,7 @@ def by_deadline(now: Now) -> np.ndarray:
 POLICIES: dict[Policy, Rates] = {"fair": fairly, "deadline": by_deadline}
 
 
-def run_jobs(jobs: list[Job], gb_per_s: np.ndarray, policy: str = "fair") -> list[Fate]:
+def run_jobs(jobs: list[TransferJob], gb_per_s: np.ndarray, policy: str = "fair") -> list[Fate]:
     """Steps of all jobs until all are done: compute and send overlap, the slower sets the pace."""
     _check(jobs, gb_per_s, policy)
     rates = POLICIES[policy]  # pyrefly: ignore
@@ -146,7 +146,9 @@ def _alone(now: Now) -> np.ndarray:
     return rate[now.paths].min(axis=1)  # NO_LINK is the last one
 
 
-def _fate(job: Job, missed: int, mean: float, path: np.ndarray, gb_per_s: np.ndarray) -> Fate:
+def _fate(
+    job: TransferJob, missed: int, mean: float, path: np.ndarray, gb_per_s: np.ndarray
+) -> Fate:
     wire = job.bytes / (1e3 * float(gb_per_s[path[path != NO_LINK]].min()))
     return Fate(
         name=job.name,
@@ -157,7 +159,7 @@ def _fate(job: Job, missed: int, mean: float, path: np.ndarray, gb_per_s: np.nda
     )
 
 
-def _check(jobs: list[Job], gb_per_s: np.ndarray, policy: str) -> None:
+def _check(jobs: list[TransferJob], gb_per_s: np.ndarray, policy: str) -> None:
     if policy not in POLICIES:
         raise ConfigError(
             f"unknown policy '{policy}'", hint=did_you_mean(policy, POLICIES, "fair or deadline")

@@ -13,7 +13,7 @@ import msgspec
 from cairn.core.errors import ConfigError
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class ExpertExchange(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int  # of expert parallelism
     tokens: int  # of each rank
     hidden: int
@@ -23,19 +23,19 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 4  # nodes that a token may go to, at most
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class ExpertMachine(msgspec.Struct, frozen=True, kw_only=True):
     launch_us: float
     nic_gb_per_s: float
     nvlink_gb_per_s: float
 
 
-def nodes_of(exchange: Exchange) -> int:
+def nodes_of(exchange: ExpertExchange) -> int:
     if exchange.ranks < 2 or exchange.domain < 1:
         raise ConfigError(f"experts on {exchange.ranks} ranks", hint="two or more")
     return max(1, exchange.ranks // exchange.domain)
 
 
-def direct_us(exchange: Exchange, machine: Machine) -> float:
+def direct_us(exchange: ExpertExchange, machine: ExpertMachine) -> float:
     """Low latency: each of the copies by itself, those of the own node over NVLink at the same time."""
     nodes = nodes_of(exchange)
     per_token = exchange.experts_per_token * exchange.hidden * exchange.bytes_per_value
@@ -45,7 +45,7 @@ def direct_us(exchange: Exchange, machine: Machine) -> float:
     return machine.launch_us + max(far, near)
 
 
-def forwarded_gb_per_s(exchange: Exchange, machine: Machine) -> float:
+def forwarded_gb_per_s(exchange: ExpertExchange, machine: ExpertMachine) -> float:
     """Normal kernels: bytes to nodes per time, own node included, as DeepEP counts them.
 
     In one node there is nothing to forward, and the bytes to GPUs are counted.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from cairn.comm.nccl_model import PROTOCOLS, Algorithm, Cluster, bandwidth, latency_us
+from cairn.comm.nccl_model import PROTOCOLS, Algorithm, NcclCluster, bandwidth, latency_us
 from cairn.comm.simulate.collective import simulate
 from cairn.comm.simulate.topology import topology
 
@@ -40,7 +40,7 @@ class Domains(msgspec.Struct, frozen=True, kw_only=True):
     nic_gb_per_s: float
 
 
-def one_domain_us(cluster: Cluster, size: int, constants: Domain) -> tuple[float, str]:
+def one_domain_us(cluster: NcclCluster, size: int, constants: Domain) -> tuple[float, str]:
     """The fastest pair, and its time."""
     best, name = math.inf, ""
     for algorithm in TRIED:
@@ -61,7 +61,7 @@ def two_stages_us(wire_us: float, chunk_us: float) -> float:
     return float(((CHUNKS + 1) * (chunk_us + wire_us / CHUNKS)).min()) - chunk_us
 
 
-def domains_us(cluster: Cluster, size: int, constants: Domains) -> tuple[float, str]:
+def domains_us(cluster: NcclCluster, size: int, constants: Domains) -> tuple[float, str]:
     """The simulator: a ring over the domains, NVLink inside."""
     near = bandwidth(_alone(cluster), "all_reduce", "nvls", "simple") or bandwidth(
         _alone(cluster), "all_reduce", "ring", "simple"
@@ -81,7 +81,7 @@ def domains_us(cluster: Cluster, size: int, constants: Domains) -> tuple[float, 
     return constants.launch_us + found.us, "ring between domains"
 
 
-def _alone(cluster: Cluster) -> Cluster:
+def _alone(cluster: NcclCluster) -> NcclCluster:
     return msgspec.structs.replace(cluster, nodes=1)
 
 
@@ -104,7 +104,7 @@ def descend(
     return best
 
 
-def fit_domain(cluster: Cluster, points: list[tuple[int, float]]) -> Domain:
+def fit_domain(cluster: NcclCluster, points: list[tuple[int, float]]) -> Domain:
     def loss(x: np.ndarray) -> float:
         made = Domain(launch_us=x[0], chunk_us=x[1], scale=x[2])
         return _spread([one_domain_us(cluster, size, made)[0] / us for size, us in points])
@@ -113,7 +113,7 @@ def fit_domain(cluster: Cluster, points: list[tuple[int, float]]) -> Domain:
     return Domain(launch_us=float(launch), chunk_us=float(chunk), scale=float(scale))
 
 
-def fit_domains(points: list[tuple[Cluster, int, float]]) -> Domains:
+def fit_domains(points: list[tuple[NcclCluster, int, float]]) -> Domains:
     def loss(x: np.ndarray) -> float:
         made = Domains(launch_us=x[0], message_us=x[1], nic_gb_per_s=x[2])
         return _spread([domains_us(cluster, size, made)[0] / us for cluster, size, us in points])

@@ -11,7 +11,7 @@ from collections import defaultdict
 import msgspec
 import numpy as np
 
-from cairn.comm.simulate.topology import Links, Topology, links
+from cairn.comm.simulate.topology import FabricTopology, Links, links
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_duration
 
@@ -36,7 +36,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 HEALTHY = Faults()
 
 
-def check(faults: Faults, top: Topology) -> None:
+def check(faults: Faults, top: FabricTopology) -> None:
     if not 0 < faults.slow_factor <= 1:
         raise ConfigError(
             f"a slow NIC at {faults.slow_factor} of its rate", hint="more than 0, at most 1"
@@ -64,14 +64,14 @@ def check(faults: Faults, top: Topology) -> None:
     nic_shares(faults, top)
 
 
-def lateness(faults: Faults, top: Topology) -> np.ndarray:
+def lateness(faults: Faults, top: FabricTopology) -> np.ndarray:
     """Microseconds for each node."""
     late = np.zeros(top.nodes)
     late[_late(faults, top)] = faults.late_us
     return late
 
 
-def describe(faults: Faults, top: Topology) -> list[str]:
+def describe(faults: Faults, top: FabricTopology) -> list[str]:
     """Describe the sampled faults."""
     slow, dead = _drawn(faults, top)
     words = [f"slow NIC {rail} of node {node}" for node, rail in sorted(slow - dead)]
@@ -84,12 +84,12 @@ def describe(faults: Faults, top: Topology) -> list[str]:
     return words + [f"node {node} late by {format_duration(faults.late_us / 1e6)}" for node in late]
 
 
-def touched(faults: Faults, top: Topology) -> set[int]:
+def touched(faults: Faults, top: FabricTopology) -> set[int]:
     """The planes on which some NIC is slow or dead."""
     return {0 if top.planes == 1 else rail for _, rail in nic_shares(faults, top)}
 
 
-def nic_shares(faults: Faults, top: Topology) -> dict[tuple[int, int], float]:
+def nic_shares(faults: Faults, top: FabricTopology) -> dict[tuple[int, int], float]:
     """Share of a NIC's rate that its rank has, by node and rail; healthy NICs are omitted."""
     slow, dead = _drawn(faults, top)
     shares = dict.fromkeys(slow - dead, faults.slow_factor)
@@ -112,7 +112,7 @@ def nic_shares(faults: Faults, top: Topology) -> dict[tuple[int, int], float]:
     return shares
 
 
-def apply(faults: Faults, top: Topology, at: Links, plane: int) -> Applied:
+def apply(faults: Faults, top: FabricTopology, at: Links, plane: int) -> Applied:
     rate = at.gb_per_s.copy()
     for (node, rail), share in nic_shares(faults, top).items():
         if top.planes == 1 or rail == plane:
@@ -121,7 +121,9 @@ def apply(faults: Faults, top: Topology, at: Links, plane: int) -> Applied:
     return Applied(gb_per_s=rate, dead=_dead_links(faults, top, at, plane))
 
 
-def _drawn(faults: Faults, top: Topology) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+def _drawn(
+    faults: Faults, top: FabricTopology
+) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     """Slow and dead NICs, by node and rail."""
     devices = []
     for salt, count in ((2, faults.slow_nics), (3, faults.dead_nics)):
@@ -130,7 +132,7 @@ def _drawn(faults: Faults, top: Topology) -> tuple[set[tuple[int, int]], set[tup
     return devices[0], devices[1]
 
 
-def _late(faults: Faults, top: Topology) -> np.ndarray:
+def _late(faults: Faults, top: FabricTopology) -> np.ndarray:
     generator = np.random.default_rng([faults.seed, 1])
     return generator.choice(top.nodes, faults.stragglers, replace=False)
 
@@ -140,7 +142,7 @@ def _count(faults: Faults, at: Links) -> int:
     return round(faults.dead_links * (at.leaf_down - at.leaf_up))
 
 
-def _dead_links(faults: Faults, top: Topology, at: Links, plane: int) -> np.ndarray | None:
+def _dead_links(faults: Faults, top: FabricTopology, at: Links, plane: int) -> np.ndarray | None:
     uplinks, count = at.leaf_down - at.leaf_up, _count(faults, at)
     if not count:
         return None

@@ -32,7 +32,7 @@ USUAL = Switching()
 MOST = 2048  # senders or switches that are simulated
 
 
-class Story(NamedTuple):
+class FlowHistory(NamedTuple):
     """Result of a simulation of a lossless fabric."""
 
     finish_us: np.ndarray  # of each flow; inf: never
@@ -47,7 +47,7 @@ def run_lossless(
     gb_per_s: np.ndarray,
     switching: Switching = USUAL,
     most_ticks: int = 200_000,
-) -> Story:
+) -> FlowHistory:
     """`paths` is [flows, hops]; every flow starts at once and sends `size` bytes."""
     _check(paths, size, gb_per_s, switching)
     flows, hops = paths.shape
@@ -75,8 +75,8 @@ def run_lossless(
         paused_us += paused * switching.tick_us
         if moved.sum() <= 1e-9 * per_tick.max():
             circle = _circle(packed, waiting_bytes, paused)
-            return Story(finish, paused_us[:-1], circle, (tick + 1) * switching.tick_us)
-    return Story(finish, paused_us[:-1], (), float(np.max(finish)))
+            return FlowHistory(finish, paused_us[:-1], circle, (tick + 1) * switching.tick_us)
+    return FlowHistory(finish, paused_us[:-1], (), float(np.max(finish)))
 
 
 def can_deadlock(paths: np.ndarray) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def can_deadlock(paths: np.ndarray) -> tuple[int, ...]:
 
 def incast(
     senders: int, size: float, nic_gb_per_s: float = 50.0, switching: Switching = USUAL
-) -> Story:
+) -> FlowHistory:
     """All at one receiver, and one bystander that shares only the first switch with them.
 
     sender i --(i)--> leaf 0 --(uplink)--> leaf 1 --(port)--> receiver
@@ -115,7 +115,7 @@ def circle(
     nic_gb_per_s: float = 50.0,
     hops: int = 3,
     switching: Switching = USUAL,
-) -> tuple[np.ndarray, Story]:
+) -> tuple[np.ndarray, FlowHistory]:
     """Switches in a ring, a host at each that sends over `hops` links of it: paths, and what happens.
 
     Links 0 .. n-1 are the ring, then those of senders and of receivers.

@@ -7,14 +7,19 @@ import math
 
 import numpy as np
 
-from cairn.comm.simulate.collective import Outcome, Result
-from cairn.comm.simulate.topology import Topology
+from cairn.comm.simulate.collective import CollectiveResult, RailOutcome
+from cairn.comm.simulate.topology import FabricTopology
 from cairn.core.units import format_bytes, format_duration
 from cairn.report.page import bars, element, facts, heading, join, notice, page, paragraph, table
 from cairn.report.plot import STYLE, Series, chart
 
 
-def render(top: Topology, outcome: Outcome, sweep: list[Result], healthy: Result | None) -> str:
+def render(
+    top: FabricTopology,
+    outcome: RailOutcome,
+    sweep: list[CollectiveResult],
+    healthy: CollectiveResult | None,
+) -> str:
     """`sweep` has other sizes; `healthy` is the same without faults, where there are some."""
     result = outcome.result
     title = f"{result.collective} of {format_bytes(result.bytes)} on {top.gpus:,} GPUs"
@@ -58,7 +63,7 @@ def render(top: Topology, outcome: Outcome, sweep: list[Result], healthy: Result
     return page(title, *body, style=STYLE)
 
 
-def _plots(outcome: Outcome, sweep: list[Result]) -> str:
+def _plots(outcome: RailOutcome, sweep: list[CollectiveResult]) -> str:
     times = np.sort(outcome.finish.max(axis=0))
     shares = np.linspace(0, 100, min(len(times), 400))
     spread = [(float(np.percentile(times, share)) / 1e3, float(share)) for share in shares]
@@ -76,7 +81,7 @@ def _plots(outcome: Outcome, sweep: list[Result]) -> str:
     return element("div", *plots, class_="plots")
 
 
-def _table(sweep: list[Result]) -> str:
+def _table(sweep: list[CollectiveResult]) -> str:
     rows = [
         [format_bytes(one.bytes), one.algorithm, f"{one.us:,.1f}", f"{one.busbw_gb_per_s:.1f}"]
         for one in sweep

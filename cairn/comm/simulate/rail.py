@@ -16,7 +16,7 @@ from cairn.comm.schedule.tree import TOP, double_tree_parents
 from cairn.comm.simulate import faults as wrong
 from cairn.comm.simulate.max_min_fairness import connection_rates
 from cairn.comm.simulate.pipeline import Tick, around_ring, by_doubling, down_tree, up_tree
-from cairn.comm.simulate.topology import Topology, delay_us, links, route
+from cairn.comm.simulate.topology import FabricTopology, delay_us, links, route
 
 Algorithm = Literal["tree", "ring", "pat", "pairwise", "nvlink"]
 SAMPLED = 6  # shifts of an all-to-all that are routed
@@ -39,10 +39,10 @@ class Edges(NamedTuple):
     sharing: int
 
 
-class Network:
+class RailNetwork:
     """The links of one rail with their faults, and the share of them that each edge gets."""
 
-    def __init__(self, top: Topology, faults: wrong.Faults, plane: int) -> None:
+    def __init__(self, top: FabricTopology, faults: wrong.Faults, plane: int) -> None:
         self.top, self.plane = top, plane
         self.at = links(top)
         applied = wrong.apply(faults, top, self.at, plane)
@@ -70,7 +70,12 @@ class Network:
 
 
 def over_rail(
-    network: "Network", op: Collective, name: Algorithm, size: float, ready: np.ndarray, tick: Tick
+    network: "RailNetwork",
+    op: Collective,
+    name: Algorithm,
+    size: float,
+    ready: np.ndarray,
+    tick: Tick,
 ) -> Far:
     match name:
         case "tree":
@@ -82,7 +87,7 @@ def over_rail(
     return _shifts(network, size, ready)
 
 
-def _tree(network: Network, op: Collective, size: float, ready: np.ndarray, tick: Tick) -> Far:
+def _tree(network: RailNetwork, op: Collective, size: float, ready: np.ndarray, tick: Tick) -> Far:
     """Both trees at once: an inner node of one is a leaf of the other."""
     nodes, chunks = ready.shape
     trees = _trees(op, nodes)
@@ -126,7 +131,7 @@ def _trees(op: Collective, nodes: int) -> list[np.ndarray]:
     return [np.concatenate([[TOP], np.where(p == TOP, 0, p + 1)]) for p in others]
 
 
-def _ring(network: Network, op: Collective, size: float, ready: np.ndarray, tick: Tick) -> Far:
+def _ring(network: RailNetwork, op: Collective, size: float, ready: np.ndarray, tick: Tick) -> Far:
     nodes, chunks = ready.shape
     node = np.arange(nodes)
     edges = network.edges(node, (node + 1) % nodes)
@@ -140,7 +145,7 @@ def _ring(network: Network, op: Collective, size: float, ready: np.ndarray, tick
     return Far(np.maximum.accumulate(spread, axis=1), steps, edges.flows, edges.sharing, alone)
 
 
-def _pat(network: Network, op: Collective, size: float, ready: np.ndarray, tick: Tick) -> Far:
+def _pat(network: RailNetwork, op: Collective, size: float, ready: np.ndarray, tick: Tick) -> Far:
     """Distances 1, 2, 4, ..: what is gathered doubles each round; backwards it reduces."""
     nodes, chunks = ready.shape
     node, gather, flows, sharing = np.arange(nodes), [], 0, 0
@@ -166,7 +171,7 @@ def _pat(network: Network, op: Collective, size: float, ready: np.ndarray, tick:
     return Far(finish, len(rounds), flows, sharing, alone)
 
 
-def _shifts(network: Network, size: float, ready: np.ndarray) -> Far:
+def _shifts(network: RailNetwork, size: float, ready: np.ndarray) -> Far:
     """All-to-all: in turn every node sends to the one d further; some of the turns are routed."""
     nodes, chunks = ready.shape
     node = np.arange(nodes)

@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.schedule.ops import Kind, Schedule, ScheduleError
+from cairn.comm.schedule.ops import CollectiveSchedule, OpKind, ScheduleError
 from cairn.comm.schedule.waits import NONE, join, pair, room
-from cairn.comm.simulate.topology import NO_LINK, Topology, delay_us, links, route
+from cairn.comm.simulate.topology import NO_LINK, FabricTopology, delay_us, links, route
 from cairn.core.errors import ConfigError
 
 MOST_OPERATIONS = 400_000
 
 
-class Run(NamedTuple):
+class ScheduleRun(NamedTuple):
     us: float
     done: np.ndarray  # of each operation
     busiest: float  # share of the time that the busiest link was in use
@@ -37,7 +37,9 @@ class _Wires(NamedTuple):
     delay: list[float]
 
 
-def run_schedule(schedule: Schedule, top: Topology, size: int, capacity: int = 8) -> Run:
+def run_schedule(
+    schedule: CollectiveSchedule, top: FabricTopology, size: int, capacity: int = 8
+) -> ScheduleRun:
     """`size` bytes of the whole vector; a connection holds `capacity` chunks."""
     if schedule.nodes != top.gpus:
         raise ConfigError(
@@ -49,13 +51,13 @@ def run_schedule(schedule: Schedule, top: Topology, size: int, capacity: int = 8
             hint=f"up to {MOST_OPERATIONS:,}; `cairn comm simulate` does large clusters",
         )
     if not schedule.operations:
-        return Run(0.0, np.zeros(0), 0.0)
+        return ScheduleRun(0.0, np.zeros(0), 0.0)
     chunk = size / schedule.chunks
     ops = join([schedule])
     partner, place = pair(ops)
     waits = np.stack(
         [
-            np.where(ops.kind == int(Kind.SEND), NONE, partner),
+            np.where(ops.kind == int(OpKind.SEND), NONE, partner),
             room(ops, partner, place, capacity),
             ops.after,
         ]
@@ -66,7 +68,7 @@ def run_schedule(schedule: Schedule, top: Topology, size: int, capacity: int = 8
         stuck = int(np.flatnonzero(done < 0)[0])
         raise ScheduleError(f"{schedule.name} hangs at {schedule.op(stuck)}")
     total = float(done.max())
-    return Run(total, done, max(busy, default=0.0) / total if total else 0.0)
+    return ScheduleRun(total, done, max(busy, default=0.0) / total if total else 0.0)
 
 
 def _events(
@@ -95,7 +97,7 @@ def _events(
         if missing is not None:
             sleeping.setdefault(missing, []).append((now, thread))
             continue
-        is_send = kind[op] == int(Kind.SEND)
+        is_send = kind[op] == int(OpKind.SEND)
         partner = -1 if is_send else int(waits[0, op])
         ready = max([now, *(float(done[index]) for index in needs if index != partner)])
         if partner >= 0:
@@ -121,7 +123,7 @@ def _events(
     return done, busy
 
 
-def _wires(schedule: Schedule, top: Topology) -> _Wires:
+def _wires(schedule: CollectiveSchedule, top: FabricTopology) -> _Wires:
     ops, at = schedule.ops, links(top) if top.tiers else None
     per_plane = len(at.gb_per_s) if at is not None else 0
     rates = np.concatenate(
@@ -130,7 +132,7 @@ def _wires(schedule: Schedule, top: Topology) -> _Wires:
             *([at.gb_per_s] * top.planes if at is not None else []),
         ]
     )
-    sends = np.flatnonzero(ops.kind == int(Kind.SEND))
+    sends = np.flatnonzero(ops.kind == int(OpKind.SEND))
     source, target = ops.rank[sends], ops.peer[sends]
     paths: list[tuple[int, ...]] = [()] * schedule.operations
     delays = [0.0] * schedule.operations
@@ -143,7 +145,7 @@ def _wires(schedule: Schedule, top: Topology) -> _Wires:
 
 
 def _far_wires(
-    top: Topology,
+    top: FabricTopology,
     ops: np.ndarray,
     source: np.ndarray,
     target: np.ndarray,

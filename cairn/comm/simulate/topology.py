@@ -42,7 +42,7 @@ MOST_PATHS = 256
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
+class FabricTopology(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster of equal nodes. GB/s are 1e9 bytes, in each direction."""
 
     name: Name
@@ -123,7 +123,7 @@ def topology(
     balance: Balance = "ecmp",
     paths: int = 4,
     host_us: float = HOST_US,
-) -> Topology:
+) -> FabricTopology:
     """Checked: what cannot be built is refused with the numbers that say why."""
     if name not in TIERS:
         raise ConfigError(
@@ -157,7 +157,7 @@ def topology(
             hint="ports are even and four or more; 1 <= oversubscription <= ports / 2; "
             f"1 <= paths <= {MOST_PATHS}",
         )
-    built = Topology(
+    built = FabricTopology(
         name=name,
         gpus=gpus,
         domain=domain,
@@ -179,7 +179,7 @@ def most_ends(tiers: int, radix: int) -> int:
     return {0: 0, 1: radix, 2: half * radix, 3: half * half * radix}[tiers]
 
 
-def links(top: Topology) -> Links:
+def links(top: FabricTopology) -> Links:
     leaves = -(-top.ends // top.below)
     pods = -(-leaves // top.leaves_per_pod)
     ups, cores = top.choices
@@ -194,7 +194,7 @@ def links(top: Topology) -> Links:
 
 
 def route(
-    top: Topology,
+    top: FabricTopology,
     source: np.ndarray,
     target: np.ndarray,
     path: np.ndarray | int,
@@ -237,7 +237,7 @@ def route(
     )
 
 
-def delay_us(top: Topology, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+def delay_us(top: FabricTopology, source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Latency from posting a message to its first byte, without queueing."""
     leaf, other = source // top.below, target // top.below
     switches = 1 + 2 * (leaf != other)
@@ -257,7 +257,7 @@ def _hash(source: np.ndarray, target: np.ndarray, path: np.ndarray | int, salt: 
         return value ^ (value >> np.uint64(31))
 
 
-def _fits(top: Topology) -> None:
+def _fits(top: FabricTopology) -> None:
     if top.tiers == 0:
         return
     room = most_ends(top.tiers, top.radix)

@@ -12,22 +12,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cairn.comm.transfer.shard import Box, Shard, volume
+from cairn.comm.transfer.shard import Box, TensorShard, volume
 
 
-class Piece(NamedTuple):
-    target: Shard
+class BalancedPiece(NamedTuple):
+    target: TensorShard
     box: Box
-    holders: tuple[Shard, ...]  # of different ranks
+    holders: tuple[TensorShard, ...]  # of different ranks
 
 
-class Share(NamedTuple):
-    source: Shard
-    target: Shard
+class RankShare(NamedTuple):
+    source: TensorShard
+    target: TensorShard
     box: Box
 
 
-def share_out(pieces: Sequence[Piece]) -> list[Share]:
+def share_out(pieces: Sequence[BalancedPiece]) -> list[RankShare]:
     ordered = sorted(pieces, key=lambda piece: (len(piece.holders), -volume(piece.box)))
     whole = _whole(ordered)
     if all(len(piece.holders) == 1 for piece in pieces):
@@ -36,7 +36,7 @@ def share_out(pieces: Sequence[Piece]) -> list[Share]:
     return whole if _busiest(whole) <= _busiest(cut) else cut
 
 
-def _whole(pieces: Sequence[Piece]) -> list[Share]:
+def _whole(pieces: Sequence[BalancedPiece]) -> list[RankShare]:
     load: dict[int, int] = defaultdict(int)
     shares = []
     for target, box, holders in pieces:
@@ -45,11 +45,11 @@ def _whole(pieces: Sequence[Piece]) -> list[Share]:
         in_turn = [*holders[turn:], *holders[:turn]]
         source = min(in_turn, key=lambda shard: load[shard.rank])
         load[source.rank] += volume(box) * source.itemsize
-        shares.append(Share(source, target, box))
+        shares.append(RankShare(source, target, box))
     return shares
 
 
-def _cut(pieces: Sequence[Piece]) -> list[Share]:
+def _cut(pieces: Sequence[BalancedPiece]) -> list[RankShare]:
     load: dict[int, int] = defaultdict(int)
     shares = []
     for target, box, holders in pieces:
@@ -60,7 +60,7 @@ def _cut(pieces: Sequence[Piece]) -> list[Share]:
         for source, count in zip(holders, fill(levels, stop - start, slice_bytes), strict=True):
             if count:
                 part = (*box[:axis], (start, start + count), *box[axis + 1 :]) if box else box
-                shares.append(Share(source, target, part))
+                shares.append(RankShare(source, target, part))
                 load[source.rank] += count * slice_bytes
                 start += count
     return shares
@@ -97,7 +97,7 @@ def _cut_axis(box: Box, holders: int) -> int:
     return max(range(len(extents)), key=extents.__getitem__) if extents else 0
 
 
-def _busiest(shares: Sequence[Share]) -> int:
+def _busiest(shares: Sequence[RankShare]) -> int:
     load: dict[int, int] = defaultdict(int)
     for source, _, box in shares:
         load[source.rank] += volume(box) * source.itemsize

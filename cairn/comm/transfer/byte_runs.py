@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.transfer.shard import Box, Offsets, Shard
+from cairn.comm.transfer.shard import Box, Offsets, TensorShard
 
 
-class Runs(NamedTuple):
+class ByteRuns(NamedTuple):
     """Copies of consecutive bytes; nothing adjoins on both sides, so none could be longer."""
 
     source: Offsets  # byte in the source's region
@@ -31,14 +31,14 @@ class Runs(NamedTuple):
     def copies(self) -> int:
         return len(self.sizes)
 
-    def part(self, chosen: slice) -> "Runs":
-        return Runs(self.source[chosen], self.target[chosen], self.sizes[chosen])
+    def part(self, chosen: slice) -> "ByteRuns":
+        return ByteRuns(self.source[chosen], self.target[chosen], self.sizes[chosen])
 
 
-NO_RUNS = Runs(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+NO_RUNS = ByteRuns(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
 
 
-def runs_between(source: Shard, target: Shard, box: Box) -> Runs:
+def runs_between(source: TensorShard, target: TensorShard, box: Box) -> ByteRuns:
     """The byte runs that copy `box`, which both shards contain. Element sizes may differ (see `cast`)."""
     starts_s = np.array([source.base], dtype=np.int64)
     starts_t = np.array([target.base], dtype=np.int64)
@@ -60,11 +60,11 @@ def runs_between(source: Shard, target: Shard, box: Box) -> Runs:
         else:
             starts_s, starts_t = _outer(from_s, starts_s), _outer(from_t, starts_t)
             counts = np.tile(counts, len(from_s))
-    found = Runs(starts_s, starts_t, counts * source.itemsize)
+    found = ByteRuns(starts_s, starts_t, counts * source.itemsize)
     return merged([found], target.itemsize / source.itemsize)
 
 
-def merged(parts: Sequence[Runs], widening: float = 1.0) -> Runs:
+def merged(parts: Sequence[ByteRuns], widening: float = 1.0) -> ByteRuns:
     """All runs in the order of their targets, those that continue each other joined."""
     parts = [part for part in parts if part.copies]
     if not parts:
@@ -75,7 +75,7 @@ def merged(parts: Sequence[Runs], widening: float = 1.0) -> Runs:
     wide = sizes if widening == 1.0 else (sizes * widening).astype(np.int64)
     goes_on = (source[1:] == source[:-1] + sizes[:-1]) & (target[1:] == target[:-1] + wide[:-1])
     first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
-    return Runs(source[first], target[first], np.add.reduceat(sizes, first))
+    return ByteRuns(source[first], target[first], np.add.reduceat(sizes, first))
 
 
 def written_twice(starts: Offsets, sizes: Offsets) -> int | None:
@@ -86,7 +86,7 @@ def written_twice(starts: Offsets, sizes: Offsets) -> int | None:
     return int(starts[clash[0] + 1]) if len(clash) else None
 
 
-def _inner_first(shard: Shard, box: Box) -> list[int]:
+def _inner_first(shard: TensorShard, box: Box) -> list[int]:
     """Axes from the shortest step to the longest; a run can only grow in that order."""
 
     def step(axis: int) -> int:

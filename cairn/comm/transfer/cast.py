@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.plan import Leg
@@ -24,7 +24,7 @@ class Landing(NamedTuple):
     """A leg whose bytes arrive packed, and how they go on from there."""
 
     leg: Leg  # source -> landing
-    onwards: Runs  # landing -> target; sizes in bytes of the source's type
+    onwards: ByteRuns  # landing -> target; sizes in bytes of the source's type
 
 
 def landed(leg: Leg) -> Landing:
@@ -36,7 +36,7 @@ def landed(leg: Leg) -> Landing:
     return Landing(leg._replace(target_region=LANDING, runs=to_landing, widening=1.0), onwards)
 
 
-def convert(landing: Bytes, target: Bytes, onwards: Runs, kinds: tuple[str, str]) -> None:
+def convert(landing: Bytes, target: Bytes, onwards: ByteRuns, kinds: tuple[str, str]) -> None:
     """`kinds`: what the bytes are, and what the target keeps."""
     check_kinds(*kinds)
     read, write = kinds

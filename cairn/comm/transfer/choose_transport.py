@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 from cairn.comm.transfer import nixl
-from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.endpoint import TransferEndpoint
 from cairn.comm.transfer.mover import PATIENCE, Patience
 from cairn.comm.transfer.shm import shm
 from cairn.comm.transfer.tcp import tcp
@@ -16,7 +16,7 @@ TRANSPORTS = ("tcp", "shm", "nixl")
 
 def make_transport(
     kind: str, name: str, patience: Patience = PATIENCE, host: str = "127.0.0.1"
-) -> Endpoint:
+) -> TransferEndpoint:
     """Create a transport. If the environment has a job secret (CAIRN_JOB_SECRET), both ends must know it.
 
     `host`: the address to listen on; shared memory has none.

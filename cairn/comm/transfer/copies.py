@@ -7,7 +7,7 @@ kilobytes at a time, because Python's cost for each would be more than the copy.
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 
 Bytes = NDArray[np.uint8]
 FEW = 8  # runs: not worth a table
@@ -16,7 +16,7 @@ LONG = 32 << 10  # bytes: from there on other threads should not have to wait
 AT_ONCE = 256 << 10  # bytes in between, so that they stay in the cache
 
 
-def copy_runs(source: Bytes, target: Bytes, runs: Runs) -> None:
+def copy_runs(source: Bytes, target: Bytes, runs: ByteRuns) -> None:
     """Every run from `source` to `target`, two arrays of bytes that do not overlap."""
     if runs.copies <= FEW or runs.nbytes >= SHORT * runs.copies:
         copy_one_by_one(source, target, runs)
@@ -24,12 +24,12 @@ def copy_runs(source: Bytes, target: Bytes, runs: Runs) -> None:
     lengths, kind = np.unique(runs.sizes, return_inverse=True)
     for place, size in enumerate(lengths.tolist()):
         some = np.flatnonzero(kind == place) if len(lengths) > 1 else slice(None)
-        same = Runs(runs.source[some], runs.target[some], runs.sizes[some])
+        same = ByteRuns(runs.source[some], runs.target[some], runs.sizes[some])
         many = same.copies > FEW and 0 < size < SHORT
         (copy_rows if many else copy_one_by_one)(source, target, same)
 
 
-def copy_one_by_one(source: Bytes, target: Bytes, runs: Runs) -> None:
+def copy_one_by_one(source: Bytes, target: Bytes, runs: ByteRuns) -> None:
     from_, into = source.data, target.data
     rows = zip(runs.source.tolist(), runs.target.tolist(), runs.sizes.tolist(), strict=True)
     for origin, goal, size in rows:
@@ -39,7 +39,7 @@ def copy_one_by_one(source: Bytes, target: Bytes, runs: Runs) -> None:
             target[goal : goal + size] = source[origin : origin + size]
 
 
-def copy_rows(source: Bytes, target: Bytes, runs: Runs) -> None:
+def copy_rows(source: Bytes, target: Bytes, runs: ByteRuns) -> None:
     """Runs of one length, as rows of `unit` bytes: the largest that divides every offset and the length."""
     size = int(runs.sizes[0])
     unit = int(np.gcd.reduce(np.concatenate((runs.source, runs.target, [size]))))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import PeerLost, TransferError
 from cairn.comm.transfer.mover import (
@@ -30,24 +30,24 @@ from cairn.comm.transfer.mover import (
     NOTE,
     OWN,
     PATIENCE,
-    Hello,
+    EndpointHello,
     Mover,
     Patience,
-    Peer,
+    TransferPeer,
 )
 from cairn.comm.transfer.sockets import CONNECT_S, bound, dialled, name_of
 from cairn.comm.transfer.transport import (
-    Done,
     Event,
-    Failed,
-    Joined,
-    Lost,
-    Note,
-    Region,
+    MemoryRegion,
+    Notification,
+    PeerGone,
+    PeerJoined,
+    TransferDone,
+    TransferFailed,
     check_reach,
     host_region,
 )
-from cairn.comm.transfer.wire import MOST_HELLO, Frame, Gone, Wire
+from cairn.comm.transfer.wire import MOST_HELLO, ConnectionGone, Frame, Wire
 from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.shared_secret import Secret
 
@@ -55,7 +55,7 @@ DRAIN_S = 1.0  # how long close() waits for a peer that does not read
 ACCEPT_AGAIN_S = 0.1
 
 
-class Endpoint:
+class TransferEndpoint:
     def __init__(
         self,
         name: str,
@@ -69,8 +69,8 @@ class Endpoint:
         self.authenticator = ClientAuthenticator(
             secret, f"transfer end {name}", patience_s=CONNECT_S
         )
-        self.regions: dict[str, Region] = {}
-        self.peers: dict[str, Peer] = {}
+        self.regions: dict[str, MemoryRegion] = {}
+        self.peers: dict[str, TransferPeer] = {}
         self._where = (host, port)
         self._listener: socket.socket | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -94,7 +94,7 @@ class Endpoint:
     def register(self, region: str, memory: Bytes) -> None:
         self.register_region(host_region(region, memory))
 
-    def register_region(self, region: Region) -> None:
+    def register_region(self, region: MemoryRegion) -> None:
         """Register memory for transfers. It may be GPU memory if the mover supports it."""
         if self._hello is not None:
             raise TransferError(
@@ -106,7 +106,7 @@ class Endpoint:
 
     def listen(self, greeting: bytes = b"") -> str:
         sizes = {name: region.nbytes for name, region in self.regions.items()}
-        hello = Hello(self.name, self.kind, sizes, self.mover.open(self), greeting)
+        hello = EndpointHello(self.name, self.kind, sizes, self.mover.open(self), greeting)
         self._hello = msgspec.msgpack.encode(hello)
         self._listener = bound(self.mover.family, self.name, self._where, self.secret)
         for work in (self._accept, self._beat):
@@ -124,7 +124,7 @@ class Endpoint:
             raise TransferError("connect() before listen()", hint="call listen() first")
         try:
             return self._introduce(dialled(self.mover.family, where, self.secret)).name
-        except (OSError, Gone, ValueError, OverflowError) as error:
+        except (OSError, ConnectionGone, ValueError, OverflowError) as error:
             raise TransferError(
                 f"no connection to {address}: {error}",
                 hint="is the other side up, and this its port?",
@@ -155,14 +155,14 @@ class Endpoint:
 
     # -- moving -------------------------------------------------------------------------------
 
-    def read(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+    def read(self, peer: str, source_region: str, target_region: str, runs: ByteRuns) -> int:
         there, here = self._checked(peer, source_region, target_region, runs.source, runs)
         self._reach(here.name, here.nbytes, runs.target, runs)
         ticket = self._ticket(there)
         self.mover.read(there, ticket, source_region, here, runs)
         return ticket
 
-    def write(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+    def write(self, peer: str, source_region: str, target_region: str, runs: ByteRuns) -> int:
         there, here = self._checked(peer, target_region, source_region, runs.target, runs)
         self._reach(here.name, here.nbytes, runs.source, runs)
         ticket = self._ticket(there)
@@ -187,16 +187,20 @@ class Endpoint:
 
     # -- for movers ---------------------------------------------------------------------------
 
-    def settle(self, peer: Peer, ticket: int, reason: str | None = None) -> None:
+    def settle(self, peer: TransferPeer, ticket: int, reason: str | None = None) -> None:
         """A ticket's one end: done, or failed for a reason."""
         with self._lock:
             if ticket not in peer.tickets:
                 return
             peer.tickets.discard(ticket)
-        ended = Done(peer.name, ticket) if reason is None else Failed(peer.name, ticket, reason)
+        ended = (
+            TransferDone(peer.name, ticket)
+            if reason is None
+            else TransferFailed(peer.name, ticket, reason)
+        )
         self._events.put(ended)
 
-    def _ticket(self, peer: Peer) -> int:
+    def _ticket(self, peer: TransferPeer) -> int:
         ticket = next(self._tickets)
         with self._lock:
             if self.peers.get(peer.name) is not peer:
@@ -205,8 +209,8 @@ class Endpoint:
         return ticket
 
     def _checked(
-        self, peer: str, theirs: str, ours: str, starts: np.ndarray, runs: Runs
-    ) -> tuple[Peer, Region]:
+        self, peer: str, theirs: str, ours: str, starts: np.ndarray, runs: ByteRuns
+    ) -> tuple[TransferPeer, MemoryRegion]:
         there = self.peers.get(peer)
         if there is None:
             raise PeerLost(f"{peer!r} is not connected", hint="connect again")
@@ -219,14 +223,14 @@ class Endpoint:
         self._reach(theirs, there.regions[theirs], starts, runs)
         return there, self.regions[ours]
 
-    def _reach(self, region: str, nbytes: int, starts: np.ndarray, runs: Runs) -> None:
+    def _reach(self, region: str, nbytes: int, starts: np.ndarray, runs: ByteRuns) -> None:
         problem = check_reach(region, nbytes, starts, runs.sizes)
         if problem is not None:
             raise TransferError(problem, hint="was the plan made for these layouts?")
 
     # -- threads ------------------------------------------------------------------------------
 
-    def _introduce(self, connection: socket.socket) -> Peer:
+    def _introduce(self, connection: socket.socket) -> TransferPeer:
         """Hello both ways, then the connection's threads. Both ends do the same."""
         connection.settimeout(CONNECT_S)
         if connection.family != socket.AF_UNIX:
@@ -236,17 +240,17 @@ class Endpoint:
             wire.send_now(Frame(HELLO, 0, self._hello or b""))
             self.mover.greet(connection)
             frame = wire.receive(MOST_HELLO)
-            hello = msgspec.msgpack.decode(frame.meta, type=Hello)
+            hello = msgspec.msgpack.decode(frame.meta, type=EndpointHello)
             if frame.kind != HELLO or hello.kind != self.kind:
-                raise Gone(f"it speaks {hello.kind!r}, not {self.kind!r}")
+                raise ConnectionGone(f"it speaks {hello.kind!r}, not {self.kind!r}")
             if hello.name in self.peers or hello.name == self.name:
-                raise Gone(f"there is already a connection to {hello.name!r}")
-            peer = Peer(wire, hello)
+                raise ConnectionGone(f"there is already a connection to {hello.name!r}")
+            peer = TransferPeer(wire, hello)
             self.mover.admit(peer, hello.mover, connection)
         except BaseException as error:
             connection.close()
             if isinstance(error, msgspec.MsgspecError):
-                raise Gone("it sends what is not of this protocol") from None
+                raise ConnectionGone("it sends what is not of this protocol") from None
             raise
         connection.settimeout(None)
         with self._lock:
@@ -260,8 +264,8 @@ class Endpoint:
                 if closed
                 else f"there is already a connection to {hello.name!r}"
             )
-            raise Gone(why)
-        self._events.put(Joined(hello.name, hello.greeting))
+            raise ConnectionGone(why)
+        self._events.put(PeerJoined(hello.name, hello.greeting))
         wire.start()
         self._start(self._read, peer)
         return peer
@@ -279,23 +283,25 @@ class Endpoint:
     def _welcome(self, connection: socket.socket) -> None:
         if connection.family != socket.AF_UNIX and not self.authenticator.admits(connection):
             return
-        with contextlib.suppress(OSError, Gone):  # a stranger, or one that has gone already
+        with contextlib.suppress(
+            OSError, ConnectionGone
+        ):  # a stranger, or one that has gone already
             self._introduce(connection)
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, peer: TransferPeer) -> None:
         reason, dead = "it closed the connection", True
         try:
             while (frame := peer.wire.receive()).kind != BYE:
                 if frame.kind == NOTE:
-                    self._events.put(Note(peer.name, frame.meta))
+                    self._events.put(Notification(peer.name, frame.meta))
                 elif frame.kind >= OWN:
                     self.mover.frame(peer, frame)
-        except Gone as gone:
+        except ConnectionGone as gone:
             reason, dead = str(gone), gone.dead
         finally:
             self._forget(peer, peer.reason or reason, dead and peer.reason is None)
 
-    def _forget(self, peer: Peer, reason: str, dead: bool) -> None:
+    def _forget(self, peer: TransferPeer, reason: str, dead: bool) -> None:
         with self._lock:
             self.peers.pop(peer.name, None)  # from here on nothing new is posted
             under_way = sorted(peer.tickets)
@@ -304,7 +310,7 @@ class Endpoint:
         for ticket in under_way:
             self.settle(peer, ticket, f"{peer.name} is lost: {reason}")
         peer.wire.end()
-        self._events.put(Lost(peer.name, reason, dead))
+        self._events.put(PeerGone(peer.name, reason, dead))
 
     def _beat(self) -> None:
         before = time.monotonic()

@@ -13,7 +13,7 @@ class TransferError(CairnError):
     """A transfer that cannot be planned, or that did not happen."""
 
 
-class Refused(TransferError):
+class TransferRefused(TransferError):
     pass
 
 

@@ -11,13 +11,13 @@ import hashlib
 
 import msgspec
 
-from cairn.comm.transfer.errors import Refused
-from cairn.comm.transfer.kv import Contents, KVLayout
+from cairn.comm.transfer.errors import TransferRefused
+from cairn.comm.transfer.kv import KVContents, KVLayout
 
 VERSION = 1
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class EngineHello(msgspec.Struct, frozen=True, array_like=True):
     version: int
     fingerprint: str
     description: str
@@ -32,7 +32,7 @@ class Side(msgspec.Struct, frozen=True):
     layout: KVLayout
 
 
-def fingerprint(contents: Contents, version: int = VERSION) -> str:
+def fingerprint(contents: KVContents, version: int = VERSION) -> str:
     canonical = msgspec.json.encode([version, contents], order="sorted")
     return hashlib.sha256(canonical).hexdigest()[:32]
 
@@ -44,7 +44,7 @@ def describe(side: Side, version: int = VERSION) -> str:
 
 def say_hello(side: Side, version: int = VERSION) -> bytes:
     rest = msgspec.msgpack.encode(side)
-    hello = Hello(
+    hello = EngineHello(
         version, fingerprint(side.layout.contents, version), describe(side, version), rest
     )
     return msgspec.msgpack.encode(hello)
@@ -53,15 +53,15 @@ def say_hello(side: Side, version: int = VERSION) -> bytes:
 def judge(ours: Side, greeting: bytes) -> Side:
     """The other side, or Refused with both descriptions."""
     try:
-        hello = msgspec.msgpack.decode(greeting, type=Hello)
+        hello = msgspec.msgpack.decode(greeting, type=EngineHello)
     except msgspec.MsgspecError:
-        raise Refused(
+        raise TransferRefused(
             f"the other side says something else than hello; here: {describe(ours)}",
             hint="is it an engine of another kind, or of a much older version?",
         ) from None
     mine = fingerprint(ours.layout.contents)
     if (hello.version, hello.fingerprint) != (VERSION, mine):
-        raise Refused(
+        raise TransferRefused(
             f"incompatible caches. here: {describe(ours)}; there: {hello.description}",
             hint="serve the same model, KV dtype and version of Cairn on both sides; "
             "parallelism and page sizes may differ",
@@ -69,7 +69,7 @@ def judge(ours: Side, greeting: bytes) -> Side:
     try:
         return msgspec.msgpack.decode(hello.rest, type=Side)
     except msgspec.MsgspecError as error:
-        raise Refused(
+        raise TransferRefused(
             f"the hello of {hello.description} cannot be read: {error}",
             hint="update the older side",
         ) from None

@@ -6,7 +6,7 @@
     inside      [token, head, column], or [head, token, column] on a GPU
 
 More ranks than heads: each head has tp / heads holders. A latent cache (MLA) has one plane and one head, and every rank
-of a stage holds all of it. What the two sides must agree on is in `Contents`; everything else a plan makes good.
+of a stage holds all of it. What the two sides must agree on is in `KVContents`; everything else a plan makes good.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ import numpy as np
 
 from cairn.comm.transfer.cast import check_kinds
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.plan import Plan, make_plan
-from cairn.comm.transfer.shard import Axis, Shard, even_axis
+from cairn.comm.transfer.plan import TransferPlan, make_plan
+from cairn.comm.transfer.shard import Axis, TensorShard, even_axis
 from cairn.core.errors import ConfigError
 
 ITEMSIZES = {
@@ -31,7 +31,7 @@ ITEMSIZES = {
 REGION = "kv"
 
 
-class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KVContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a cache. They must be equal on both sides, or a hand-over is refused."""
 
     model: str  # its name or, better, the fingerprint of its weights
@@ -57,7 +57,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Layout of the contents in one engine."""
 
-    contents: Contents
+    contents: KVContents
     page_size: int  # tokens
     pages: int  # of each rank
     tp: int = 1
@@ -111,7 +111,7 @@ def kv_shards(
     tokens: tuple[int, int],
     layers: tuple[int, int] | None = None,
     tensor: str = REGION,
-) -> list[Shard]:
+) -> list[TensorShard]:
     """Shards of one sequence by rank. `table` is its block table.
 
     `tokens` and `layers`, first and behind the last, choose a part of it.
@@ -130,7 +130,7 @@ def plan_kv(
     tokens: tuple[int, int],
     layers: tuple[int, int] | None = None,
     cast: bool = False,
-) -> Plan:
+) -> TransferPlan:
     """The bytes of one sequence, from one engine's pages into another's.
 
     `tokens` beginning later than 0 leaves out a prefix that the target has already; the tables are of the whole
@@ -166,7 +166,7 @@ def _shard(
     tokens: tuple[int, int],
     layers: tuple[int, int],
     tensor: str,
-) -> Shard:
+) -> TensorShard:
     contents, own, heads = layout.contents, layout.layers(rank), layout.heads(rank)
     plane_bytes, item = layout.plane_bytes, contents.itemsize
     token, head = contents.width * layout.heads_per_rank, contents.width
@@ -188,7 +188,7 @@ def _shard(
         even_axis(*heads, head * item),
         even_axis(0, contents.width, item),
     )
-    return Shard(tensor, rank, REGION, (first - own[0]) * layer, item, axes)
+    return TensorShard(tensor, rank, REGION, (first - own[0]) * layer, item, axes)
 
 
 def _check(layout: KVLayout) -> None:

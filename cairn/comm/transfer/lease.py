@@ -121,7 +121,7 @@ class Owner:
         return worst if lease.gone else "never claimed"
 
 
-class Holder:
+class LeaseHolder:
     """The side that reads: which requests of one owner it may read, as far as it can know."""
 
     def __init__(self, terms: Terms = TERMS) -> None:

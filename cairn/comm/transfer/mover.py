@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.copies import Bytes
-from cairn.comm.transfer.transport import Region
+from cairn.comm.transfer.transport import MemoryRegion
 from cairn.comm.transfer.wire import Frame, Wire
 
 HELLO, NOTE, BEAT, BYE, OWN = 0, 1, 2, 3, 16  # a mover's frames begin with OWN
@@ -32,7 +32,7 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class EndpointHello(msgspec.Struct, frozen=True, array_like=True):
     name: str
     kind: str
     regions: dict[str, int]  # bytes of each
@@ -40,10 +40,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     greeting: bytes
 
 
-class Peer:
+class TransferPeer:
     """A connection to another endpoint."""
 
-    def __init__(self, wire: Wire, hello: Hello) -> None:
+    def __init__(self, wire: Wire, hello: EndpointHello) -> None:
         self.wire, self.name, self.regions = wire, hello.name, hello.regions
         self.tickets: set[int] = set()  # under way
         self.reason: str | None = None  # why it was cut, if we did it
@@ -53,9 +53,9 @@ class Peer:
 class End(Protocol):
     """Interface of the endpoint that a mover uses."""
 
-    regions: dict[str, Region]
+    regions: dict[str, MemoryRegion]
 
-    def settle(self, peer: Peer, ticket: int, reason: str | None = None) -> None: ...
+    def settle(self, peer: TransferPeer, ticket: int, reason: str | None = None) -> None: ...
 
 
 class Mover(Protocol):
@@ -71,14 +71,18 @@ class Mover(Protocol):
         """Send what no frame can carry, while nothing else is on the socket."""
         ...
 
-    def admit(self, peer: Peer, about: bytes, connection: socket.socket) -> None: ...
-    def frame(self, peer: Peer, frame: Frame) -> None:
+    def admit(self, peer: TransferPeer, about: bytes, connection: socket.socket) -> None: ...
+    def frame(self, peer: TransferPeer, frame: Frame) -> None:
         """A frame of kind OWN or above; takes its payload off the wire."""
         ...
 
-    def read(self, peer: Peer, ticket: int, source: str, target: Region, runs: Runs) -> None: ...
-    def write(self, peer: Peer, ticket: int, source: Region, target: str, runs: Runs) -> None: ...
-    def forget(self, peer: Peer) -> None:
+    def read(
+        self, peer: TransferPeer, ticket: int, source: str, target: MemoryRegion, runs: ByteRuns
+    ) -> None: ...
+    def write(
+        self, peer: TransferPeer, ticket: int, source: MemoryRegion, target: str, runs: ByteRuns
+    ) -> None: ...
+    def forget(self, peer: TransferPeer) -> None:
         """Afterwards nothing of this peer's lands in our memory."""
         ...
 

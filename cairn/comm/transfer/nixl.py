@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Offsets, Runs
+from cairn.comm.transfer.byte_runs import ByteRuns, Offsets
 from cairn.comm.transfer.copies import Bytes
-from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.endpoint import TransferEndpoint
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import PATIENCE, End, Patience, Peer
-from cairn.comm.transfer.transport import Region
-from cairn.comm.transfer.wire import Frame, Gone
+from cairn.comm.transfer.mover import PATIENCE, End, Patience, TransferPeer
+from cairn.comm.transfer.transport import MemoryRegion
+from cairn.comm.transfer.wire import ConnectionGone, Frame
 from cairn.core.shared_secret import Secret
 
 # Each works alone; where both are installed, `nixl` picks one by the CUDA it finds, and imports torch to find it.
@@ -41,15 +41,15 @@ SPINS = 50  # polls before the thread sleeps between them
 NAP_S = 50e-6
 
 
-class About(msgspec.Struct, frozen=True, array_like=True):
+class NixlMetadata(msgspec.Struct, frozen=True, array_like=True):
     """NIXL metadata that a peer needs to access the registered memory."""
 
     agent: bytes
     regions: dict[str, tuple[int, int]]  # address and device
 
 
-class UnderWay(NamedTuple):
-    peer: Peer
+class NixlTransfer(NamedTuple):
+    peer: TransferPeer
     ticket: int
     handle: Any
 
@@ -69,8 +69,10 @@ class NixlMover:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._agents: dict[Peer, tuple[str, About]] = {}  # its agent's name, and its regions
-        self._under_way: list[UnderWay] = []
+        self._agents: dict[
+            TransferPeer, tuple[str, NixlMetadata]
+        ] = {}  # its agent's name, and its regions
+        self._under_way: list[NixlTransfer] = []
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, daemon=True, name="transfer-nixl")
 
@@ -88,7 +90,7 @@ class NixlMover:
             ) from None
         self._worker.start()
         places = {one.name: (one.address, one.device) for one in end.regions.values()}
-        return msgspec.msgpack.encode(About(self._agent.get_agent_metadata(), places))
+        return msgspec.msgpack.encode(NixlMetadata(self._agent.get_agent_metadata(), places))
 
     def _start(self, end: End) -> None:
         config = self._api.nixl_agent_config(backends=[PLUGIN])
@@ -106,8 +108,8 @@ class NixlMover:
     def greet(self, connection: socket.socket) -> None:
         pass
 
-    def admit(self, peer: Peer, about: bytes, connection: socket.socket) -> None:
-        theirs = msgspec.msgpack.decode(about, type=About)
+    def admit(self, peer: TransferPeer, about: bytes, connection: socket.socket) -> None:
+        theirs = msgspec.msgpack.decode(about, type=NixlMetadata)
         failure: list[Exception] = []
 
         def add() -> None:
@@ -120,20 +122,24 @@ class NixlMover:
 
         self._ask(add)
         if failure:
-            raise Gone(f"NIXL does not accept its agent: {failure[0]}")
+            raise ConnectionGone(f"NIXL does not accept its agent: {failure[0]}")
 
-    def frame(self, peer: Peer, frame: Frame) -> None:
-        raise Gone(f"it sends frames of kind {frame.kind}")
+    def frame(self, peer: TransferPeer, frame: Frame) -> None:
+        raise ConnectionGone(f"it sends frames of kind {frame.kind}")
 
-    def read(self, peer: Peer, ticket: int, source: str, target: Region, runs: Runs) -> None:
+    def read(
+        self, peer: TransferPeer, ticket: int, source: str, target: MemoryRegion, runs: ByteRuns
+    ) -> None:
         columns = (runs.target, runs.source, runs.sizes)
         self._tasks.put(lambda: self._post(peer, ticket, "READ", target, source, columns))
 
-    def write(self, peer: Peer, ticket: int, source: Region, target: str, runs: Runs) -> None:
+    def write(
+        self, peer: TransferPeer, ticket: int, source: MemoryRegion, target: str, runs: ByteRuns
+    ) -> None:
         columns = (runs.source, runs.target, runs.sizes)
         self._tasks.put(lambda: self._post(peer, ticket, "WRITE", source, target, columns))
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: TransferPeer) -> None:
         self._ask(lambda: self._abandon(peer))
         self._tasks.put(lambda: self._remove(peer))  # takes UCX a while, and needs no waiting
 
@@ -150,10 +156,10 @@ class NixlMover:
 
     def _post(
         self,
-        peer: Peer,
+        peer: TransferPeer,
         ticket: int,
         way: str,
-        ours: Region,
+        ours: MemoryRegion,
         theirs: str,
         columns: tuple[Offsets, Offsets, Offsets],
     ) -> None:
@@ -171,7 +177,7 @@ class NixlMover:
         except Exception as error:  # noqa: BLE001  NIXL has its own family of errors
             self._end.settle(peer, ticket, f"NIXL: {type(error).__name__}: {error}")
             return
-        self._under_way.append(UnderWay(peer, ticket, handle))
+        self._under_way.append(NixlTransfer(peer, ticket, handle))
         if state != "PROC":
             self._settle(self._under_way[-1], state)
 
@@ -189,17 +195,17 @@ class NixlMover:
             if state != "PROC":
                 self._settle(one, state)
 
-    def _settle(self, one: UnderWay, state: str) -> None:
+    def _settle(self, one: NixlTransfer, state: str) -> None:
         self._under_way.remove(one)
         with contextlib.suppress(Exception):
             one.handle.release()
         self._end.settle(one.peer, one.ticket, None if state == "DONE" else f"NIXL: {state}")
 
-    def _abandon(self, peer: Peer) -> None:
+    def _abandon(self, peer: TransferPeer) -> None:
         for one in [one for one in self._under_way if one.peer is peer]:
             self._settle(one, "the peer is lost")
 
-    def _remove(self, peer: Peer) -> None:
+    def _remove(self, peer: TransferPeer) -> None:
         agent = self._agents.pop(peer, None)
         again = agent is not None and any(agent[0] == name for name, _ in self._agents.values())
         if agent is not None and not again:  # it may have come back already
@@ -236,7 +242,7 @@ class NixlMover:
             task()
 
 
-def memory_kind(region: Region) -> str:
+def memory_kind(region: MemoryRegion) -> str:
     return "DRAM" if region.device < 0 else "VRAM"
 
 
@@ -266,5 +272,5 @@ def nixl(
     port: int = 0,
     patience: Patience = PATIENCE,
     secret: Secret | None = None,
-) -> Endpoint:
-    return Endpoint(name, NixlMover(name), host, port, patience, secret)
+) -> TransferEndpoint:
+    return TransferEndpoint(name, NixlMover(name), host, port, patience, secret)

@@ -11,14 +11,22 @@ only when no read of the request is in flight, so its target pages are free to u
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cairn.comm.transfer.errors import Refused, TransferError
+from cairn.comm.transfer.errors import TransferError, TransferRefused
 from cairn.comm.transfer.handover_messages import Answer, Beat, Begun, Offer, Ready, decode, encode
 from cairn.comm.transfer.handshake import Side, judge, say_hello
 from cairn.comm.transfer.kv import REGION, check_contents, plan_kv
-from cairn.comm.transfer.lease import TERMS, Holder, Terms
+from cairn.comm.transfer.lease import TERMS, LeaseHolder, Terms
 from cairn.comm.transfer.plan import Leg
 from cairn.comm.transfer.sequence_reads import SequenceReads
-from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
+from cairn.comm.transfer.transport import (
+    Event,
+    Notification,
+    PeerGone,
+    PeerJoined,
+    TransferDone,
+    TransferFailed,
+    Transport,
+)
 
 
 class Received(NamedTuple):
@@ -35,7 +43,7 @@ class PageReceiver:
         self.transport, self.side, self.terms = transport, side, terms
         self.sequences: dict[str, SequenceReads] = {}
         self._met: dict[str, str] = {}  # address -> peer
-        self._holders: dict[str, Holder] = {}  # peer -> our leases there
+        self._holders: dict[str, LeaseHolder] = {}  # peer -> our leases there
         self._done: dict[str, set[str]] = {}  # peer -> requests to release
         self._next_beat: dict[str, float] = {}
         self._last_note: dict[str, float] = {}  # peer -> when its last note came
@@ -50,7 +58,7 @@ class PageReceiver:
         if address not in self._met:
             peer = self.transport.connect(address)
             self._met[address] = peer
-            self._holders[peer], self._done[peer] = Holder(self.terms), set()
+            self._holders[peer], self._done[peer] = LeaseHolder(self.terms), set()
             self._next_beat[peer] = 0.0
         return self._met[address]
 
@@ -98,20 +106,20 @@ class PageReceiver:
     # -- incoming events ----------------------------------------------------------------------
 
     def _handle(self, event: Event, now: float) -> None:
-        if isinstance(event, Joined):
+        if isinstance(event, PeerJoined):
             try:
                 self._sides[event.peer] = judge(self.side, event.greeting)
-            except Refused as refusal:
+            except TransferRefused as refusal:
                 self._fail(event.peer, refusal.message)
                 self.transport.drop(event.peer)
-        elif isinstance(event, Note) and event.peer in self._holders:
+        elif isinstance(event, Notification) and event.peer in self._holders:
             self._handle_note(event, now)
-        elif isinstance(event, Lost):
+        elif isinstance(event, PeerGone):
             self._forget(event)
-        elif isinstance(event, Done | Failed):
+        elif isinstance(event, TransferDone | TransferFailed):
             self._end(event, now)
 
-    def _handle_note(self, note: Note, now: float) -> None:
+    def _handle_note(self, note: Notification, now: float) -> None:
         self._last_note[note.peer] = now
         try:
             message = decode(note.payload)
@@ -134,16 +142,16 @@ class PageReceiver:
             if request in self.sequences:
                 self.sequences[request].now_ready(note.peer, count)
 
-    def _end(self, event: Done | Failed, now: float) -> None:
+    def _end(self, event: TransferDone | TransferFailed, now: float) -> None:
         for sequence in self.sequences.values():
             if sequence.ended(event.ticket):
                 request = sequence.offer.request
-                if isinstance(event, Failed):
+                if isinstance(event, TransferFailed):
                     sequence.fail(event.reason)
                 elif not self._may_read(event.peer, request, now):
                     sequence.fail(f"the lease on the pages of {event.peer} ran out")
 
-    def _forget(self, lost: Lost) -> None:
+    def _forget(self, lost: PeerGone) -> None:
         self._fail(lost.peer, f"{lost.peer} is lost: {lost.reason}")
         self._met = {address: peer for address, peer in self._met.items() if peer != lost.peer}
         for book in (self._holders, self._done, self._next_beat, self._sides, self._last_note):

@@ -8,11 +8,11 @@ of an engine has a PageSender of its own. Pages come back exactly once, whatever
 
 from collections.abc import Sequence
 
-from cairn.comm.transfer.errors import Refused, TransferError
+from cairn.comm.transfer.errors import TransferError, TransferRefused
 from cairn.comm.transfer.handover_messages import Answer, Beat, Begun, Offer, Ready, decode, encode
 from cairn.comm.transfer.handshake import Side, judge, say_hello
 from cairn.comm.transfer.lease import TERMS, Freed, Owner, Terms
-from cairn.comm.transfer.transport import Event, Joined, Lost, Note, Transport
+from cairn.comm.transfer.transport import Event, Notification, PeerGone, PeerJoined, Transport
 
 
 class PageSender:
@@ -58,25 +58,25 @@ class PageSender:
         """Handle events that have arrived. A thread that waits for events calls this under a lock."""
         freed: list[Freed] = []
         for event in events:
-            if isinstance(event, Joined):
+            if isinstance(event, PeerJoined):
                 self._welcome(event)
-            elif isinstance(event, Lost):
+            elif isinstance(event, PeerGone):
                 self._receivers.discard(event.peer)
                 # One that is only silent may still read: its lease has to run out.
                 freed += self.owner.lost(event.peer, now) if event.dead else []
-            elif isinstance(event, Note) and event.peer in self._receivers:
+            elif isinstance(event, Notification) and event.peer in self._receivers:
                 freed += self._hear(event, now)
         return self._freed(freed + self.owner.expire(now))
 
-    def _welcome(self, joined: Joined) -> None:
+    def _welcome(self, joined: PeerJoined) -> None:
         try:
             judge(self.side, joined.greeting)
             self._receivers.add(joined.peer)
-        except Refused as refusal:
+        except TransferRefused as refusal:
             self.refused.append(refusal.message)
             self.transport.drop(joined.peer)
 
-    def _hear(self, note: Note, now: float) -> list[Freed]:
+    def _hear(self, note: Notification, now: float) -> list[Freed]:
         try:
             beat = decode(note.payload)
         except TransferError as error:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.transfer.balance import Piece, share_out
-from cairn.comm.transfer.byte_runs import Runs, merged, runs_between, written_twice
+from cairn.comm.transfer.balance import BalancedPiece, share_out
+from cairn.comm.transfer.byte_runs import ByteRuns, merged, runs_between, written_twice
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.shard import Box, Shard, overlap
+from cairn.comm.transfer.shard import Box, TensorShard, overlap
 
 
 class Leg(NamedTuple):
@@ -27,12 +27,12 @@ class Leg(NamedTuple):
     source_region: str
     target_rank: int
     target_region: str
-    runs: Runs
+    runs: ByteRuns
     # Bytes of a target element for each byte of a source element; where it is not 1, see `cast`.
     widening: float = 1.0
 
 
-class Plan(NamedTuple):
+class TransferPlan(NamedTuple):
     legs: tuple[Leg, ...]
 
     @property
@@ -50,9 +50,11 @@ class Plan(NamedTuple):
         return dict(total)
 
 
-def make_plan(sources: Sequence[Shard], targets: Sequence[Shard], same_ranks: bool = False) -> Plan:
+def make_plan(
+    sources: Sequence[TensorShard], targets: Sequence[TensorShard], same_ranks: bool = False
+) -> TransferPlan:
     """`same_ranks`: both sides are the same processes, so what a rank holds itself it takes from itself."""
-    by_tensor: dict[str, list[Shard]] = defaultdict(list)
+    by_tensor: dict[str, list[TensorShard]] = defaultdict(list)
     for shard in sources:
         by_tensor[shard.tensor].append(shard)
     pieces = [
@@ -60,7 +62,7 @@ def make_plan(sources: Sequence[Shard], targets: Sequence[Shard], same_ranks: bo
         for target in targets
         for piece in _pieces(by_tensor[target.tensor], target, same_ranks)
     ]
-    parts: dict[tuple[int, str, int, str, float], list[Runs]] = defaultdict(list)
+    parts: dict[tuple[int, str, int, str, float], list[ByteRuns]] = defaultdict(list)
     for source, target, box in share_out(pieces):
         widening = target.itemsize / source.itemsize
         pair = (source.rank, source.region, target.rank, target.region, widening)
@@ -69,10 +71,12 @@ def make_plan(sources: Sequence[Shard], targets: Sequence[Shard], same_ranks: bo
         Leg(*pair[:4], merged(found, pair[4]), pair[4]) for pair, found in sorted(parts.items())
     ]
     _check_targets(legs)
-    return Plan(tuple(legs))
+    return TransferPlan(tuple(legs))
 
 
-def _pieces(sources: list[Shard], target: Shard, same_ranks: bool) -> Iterable[Piece]:
+def _pieces(
+    sources: list[TensorShard], target: TensorShard, same_ranks: bool
+) -> Iterable[BalancedPiece]:
     """The target cut where the set of its holders changes."""
     near = [(shard, both) for shard in sources if (both := overlap(shard.box, target.box))]
     edges = [
@@ -89,10 +93,10 @@ def _pieces(sources: list[Shard], target: Shard, same_ranks: bool) -> Iterable[P
                 hint="the source layout has to cover the whole tensor: check layers and tokens",
             )
         own = [shard for shard in holders if same_ranks and shard.rank == target.rank]
-        yield Piece(target, box, tuple(_once_each(own or holders)))
+        yield BalancedPiece(target, box, tuple(_once_each(own or holders)))
 
 
-def _once_each(holders: list[Shard]) -> list[Shard]:
+def _once_each(holders: list[TensorShard]) -> list[TensorShard]:
     """Keep one shard of each rank."""
     return list({shard.rank: shard for shard in reversed(holders)}.values())[::-1]
 

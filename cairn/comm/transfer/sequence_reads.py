@@ -13,12 +13,12 @@ from cairn.comm.transfer.handover_messages import Offer
 from cairn.comm.transfer.plan import Leg
 
 
-class Waiting(NamedTuple):
+class PendingReads(NamedTuple):
     count: int  # layers, or tokens of a chunked offer, that have to be ready
     leg: Leg
 
 
-class UnderWay(NamedTuple):
+class ReadInFlight(NamedTuple):
     peer: str
     since: float
 
@@ -37,9 +37,9 @@ class SequenceReads:
         self.offer, self.peers, self.since, self.table = offer, peers, since, table
         self.planned = start if offer.chunked else offer.tokens
         self.failed: str | None = None
-        self.under_way: dict[int, UnderWay] = {}
+        self.under_way: dict[int, ReadInFlight] = {}
         self._ready = dict.fromkeys(peers, 0)
-        self._waiting: dict[str, list[Waiting]] = {peer: [] for peer in peers}
+        self._waiting: dict[str, list[PendingReads]] = {peer: [] for peer in peers}
         for (_, stop), some in zip(chunks, legs, strict=True):
             self._wait(stop, some)
 
@@ -76,7 +76,7 @@ class SequenceReads:
     def posted(self, peer: str, leg: Leg, ticket: int, now: float) -> None:
         # By identity: a leg holds arrays, which have no plain equality.
         self._waiting[peer] = [one for one in self._waiting[peer] if one.leg is not leg]
-        self.under_way[ticket] = UnderWay(peer, now)
+        self.under_way[ticket] = ReadInFlight(peer, now)
 
     def ended(self, ticket: int) -> bool:
         """Remove a read that has ended; return whether it was in flight."""
@@ -94,4 +94,4 @@ class SequenceReads:
 
     def _wait(self, count: int, legs: Sequence[Leg]) -> None:
         for leg in legs:
-            self._waiting[self.peers[leg.source_rank]].append(Waiting(count, leg))
+            self._waiting[self.peers[leg.source_rank]].append(PendingReads(count, leg))

@@ -30,7 +30,7 @@ class Axis(NamedTuple):
         return self.offsets[start - self.start : stop - self.start]
 
 
-class Shard(NamedTuple):
+class TensorShard(NamedTuple):
     tensor: str
     rank: int
     region: str  # which of the rank's pieces of memory
@@ -56,11 +56,11 @@ def even_axis(start: int, stop: int, step_bytes: int) -> Axis:
     return Axis(start, np.arange(stop - start, dtype=np.int64) * step_bytes)
 
 
-def packed(tensor: str, rank: int, region: str, base: int, itemsize: int, box: Box) -> Shard:
+def packed(tensor: str, rank: int, region: str, base: int, itemsize: int, box: Box) -> TensorShard:
     """A rectangle of a tensor that lies in memory row by row, without gaps."""
     steps = packed_steps([stop - start for start, stop in box], itemsize)
     axes = (even_axis(start, stop, step) for (start, stop), step in zip(box, steps, strict=True))
-    return Shard(tensor, rank, region, base, itemsize, tuple(axes))
+    return TensorShard(tensor, rank, region, base, itemsize, tuple(axes))
 
 
 def packed_steps(extents: Sequence[int], itemsize: int) -> list[int]:

@@ -21,13 +21,13 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.copies import Bytes, copy_runs
-from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.endpoint import TransferEndpoint
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import PATIENCE, End, Patience, Peer
-from cairn.comm.transfer.transport import Region
-from cairn.comm.transfer.wire import Frame, Gone
+from cairn.comm.transfer.mover import PATIENCE, End, Patience, TransferPeer
+from cairn.comm.transfer.transport import MemoryRegion
+from cairn.comm.transfer.wire import ConnectionGone, Frame
 
 CREDENTIALS = struct.Struct("iii")  # process, user, group
 MARK = b"F"  # the byte that descriptors travel with
@@ -39,7 +39,7 @@ class ShmMover:
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}  # address of our memory -> its descriptor
-        self._theirs: dict[Peer, dict[str, Bytes]] = {}  # their pages, by region
+        self._theirs: dict[TransferPeer, dict[str, Bytes]] = {}  # their pages, by region
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._copying = threading.Lock()
         self._worker = threading.Thread(target=self._work, daemon=True, name="transfer-copier")
@@ -72,37 +72,41 @@ class ShmMover:
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         )
         if user != os.getuid():  # an abstract socket has no permissions of its own
-            raise Gone(f"it belongs to another user ({user})")
+            raise ConnectionGone(f"it belongs to another user ({user})")
         files = [self._files[one.address] for one in self._end.regions.values()]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         connection.sendmsg([MARK], rights)
 
-    def admit(self, peer: Peer, about: bytes, connection: socket.socket) -> None:
+    def admit(self, peer: TransferPeer, about: bytes, connection: socket.socket) -> None:
         regions = msgspec.msgpack.decode(about, type=list[tuple[str, int]])
         mark, files, _, _ = socket.recv_fds(connection, 1, max(1, len(regions)))
         try:
             if mark != MARK or len(files) != len(regions):
-                raise Gone(f"it shares {len(files)} regions of {len(regions)}")
+                raise ConnectionGone(f"it shares {len(files)} regions of {len(regions)}")
             pages = {}
             for (name, nbytes), file in zip(regions, files, strict=True):
                 if os.fstat(file).st_size < nbytes:
-                    raise Gone(f"its region {name!r} is shorter than it says")
+                    raise ConnectionGone(f"its region {name!r} is shorter than it says")
                 pages[name] = _mapped(file, nbytes)
             self._theirs[peer] = pages
         finally:
             for file in files:
                 os.close(file)
 
-    def frame(self, peer: Peer, frame: Frame) -> None:
-        raise Gone(f"it sends frames of kind {frame.kind}")
+    def frame(self, peer: TransferPeer, frame: Frame) -> None:
+        raise ConnectionGone(f"it sends frames of kind {frame.kind}")
 
-    def read(self, peer: Peer, ticket: int, source: str, target: Region, runs: Runs) -> None:
+    def read(
+        self, peer: TransferPeer, ticket: int, source: str, target: MemoryRegion, runs: ByteRuns
+    ) -> None:
         self._tasks.put(lambda: self._copy(peer, ticket, source, target, runs, into_ours=True))
 
-    def write(self, peer: Peer, ticket: int, source: Region, target: str, runs: Runs) -> None:
+    def write(
+        self, peer: TransferPeer, ticket: int, source: MemoryRegion, target: str, runs: ByteRuns
+    ) -> None:
         self._tasks.put(lambda: self._copy(peer, ticket, target, source, runs, into_ours=False))
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: TransferPeer) -> None:
         with self._copying:  # whatever is being copied is finished first
             self._theirs.pop(peer, None)
 
@@ -116,7 +120,13 @@ class ShmMover:
         self._files.clear()
 
     def _copy(
-        self, peer: Peer, ticket: int, theirs: str, ours: Region, runs: Runs, into_ours: bool
+        self,
+        peer: TransferPeer,
+        ticket: int,
+        theirs: str,
+        ours: MemoryRegion,
+        runs: ByteRuns,
+        into_ours: bool,
     ) -> None:
         with self._copying:
             pages = self._theirs.get(peer, {}).get(theirs)
@@ -135,5 +145,5 @@ def _mapped(file: int, nbytes: int) -> Bytes:
     return np.frombuffer(mmap.mmap(file, max(1, nbytes)), np.uint8, count=nbytes)
 
 
-def shm(name: str, patience: Patience = PATIENCE) -> Endpoint:
-    return Endpoint(name, ShmMover(), patience=patience)
+def shm(name: str, patience: Patience = PATIENCE) -> TransferEndpoint:
+    return TransferEndpoint(name, ShmMover(), patience=patience)

@@ -15,13 +15,13 @@ import threading
 import msgspec
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Offsets, Runs
+from cairn.comm.transfer.byte_runs import ByteRuns, Offsets
 from cairn.comm.transfer.copies import Bytes
-from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.endpoint import TransferEndpoint
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import OWN, PATIENCE, End, Patience, Peer
-from cairn.comm.transfer.transport import Region, check_reach
-from cairn.comm.transfer.wire import Frame, Gone, Scattered
+from cairn.comm.transfer.mover import OWN, PATIENCE, End, Patience, TransferPeer
+from cairn.comm.transfer.transport import MemoryRegion, check_reach
+from cairn.comm.transfer.wire import ConnectionGone, Frame, Scattered
 from cairn.core.shared_secret import Secret
 
 READ, DATA, WRITE, WROTE, REFUSED = range(OWN, OWN + 5)
@@ -65,19 +65,23 @@ class TcpMover:
     def greet(self, connection: socket.socket) -> None:
         pass
 
-    def admit(self, peer: Peer, about: bytes, connection: socket.socket) -> None:
+    def admit(self, peer: TransferPeer, about: bytes, connection: socket.socket) -> None:
         pass
 
-    def read(self, peer: Peer, ticket: int, source: str, target: Region, runs: Runs) -> None:
+    def read(
+        self, peer: TransferPeer, ticket: int, source: str, target: MemoryRegion, runs: ByteRuns
+    ) -> None:
         with self._lock:
             self._expected[ticket] = _scattered(target, runs.target, runs.sizes)
         peer.wire.send(Frame(READ, ticket, Ranges.encode(source, runs.source, runs.sizes)))
 
-    def write(self, peer: Peer, ticket: int, source: Region, target: str, runs: Runs) -> None:
+    def write(
+        self, peer: TransferPeer, ticket: int, source: MemoryRegion, target: str, runs: ByteRuns
+    ) -> None:
         frame = Frame(WRITE, ticket, Ranges.encode(target, runs.target, runs.sizes))
         peer.wire.send(frame, _scattered(source, runs.source, runs.sizes))
 
-    def frame(self, peer: Peer, frame: Frame) -> None:
+    def frame(self, peer: TransferPeer, frame: Frame) -> None:
         if frame.kind == READ:
             self._answer(peer, frame)
         elif frame.kind == DATA:
@@ -89,9 +93,9 @@ class TcpMover:
                 self._expected.pop(frame.ticket, None)
             self._end.settle(peer, frame.ticket, frame.meta.decode() or None)
         else:
-            raise Gone(f"it sends frames of kind {frame.kind}")
+            raise ConnectionGone(f"it sends frames of kind {frame.kind}")
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: TransferPeer) -> None:
         """Called by the thread that would have received: nothing lands any more."""
         with self._lock:
             for ticket in peer.tickets:
@@ -100,36 +104,38 @@ class TcpMover:
     def close(self) -> None:
         pass
 
-    def _answer(self, peer: Peer, frame: Frame) -> None:
+    def _answer(self, peer: TransferPeer, frame: Frame) -> None:
         source = self._asked(peer, frame)
         if source is not None:
             peer.wire.send(Frame(DATA, frame.ticket, b""), source)
 
-    def _take(self, peer: Peer, frame: Frame) -> None:
+    def _take(self, peer: TransferPeer, frame: Frame) -> None:
         with self._lock:
             place = self._expected.pop(frame.ticket, None)
         if place is None or place.nbytes != frame.payload:
-            raise Gone(f"it sends {frame.payload:,} bytes that were not asked for")
+            raise ConnectionGone(f"it sends {frame.payload:,} bytes that were not asked for")
         peer.wire.receive_into(place)
         self._end.settle(peer, frame.ticket)
 
-    def _store(self, peer: Peer, frame: Frame) -> None:
+    def _store(self, peer: TransferPeer, frame: Frame) -> None:
         target = self._asked(peer, frame)
         if target is None:
             peer.wire.skip(frame.payload)
             return
         if target.nbytes != frame.payload:
-            raise Gone(f"it announces {target.nbytes:,} bytes and sends {frame.payload:,}")
+            raise ConnectionGone(
+                f"it announces {target.nbytes:,} bytes and sends {frame.payload:,}"
+            )
         peer.wire.receive_into(target)
         peer.wire.send(Frame(WROTE, frame.ticket, b""))
 
-    def _asked(self, peer: Peer, frame: Frame) -> Scattered | None:
+    def _asked(self, peer: TransferPeer, frame: Frame) -> Scattered | None:
         """The ranges of our memory that a frame names; None after a refusal."""
         try:
             ranges = msgspec.msgpack.decode(frame.meta, type=Ranges)
             starts, sizes = ranges.columns()
         except (msgspec.MsgspecError, ValueError):
-            raise Gone("it sends what is not of this protocol") from None
+            raise ConnectionGone("it sends what is not of this protocol") from None
         region = self._end.regions.get(ranges.region)
         problem = f"there is no region {ranges.region!r}"
         if region is not None:
@@ -140,7 +146,7 @@ class TcpMover:
         return _scattered(region, starts, sizes)
 
 
-def _scattered(region: Region, starts: Offsets, sizes: Offsets) -> Scattered:
+def _scattered(region: MemoryRegion, starts: Offsets, sizes: Offsets) -> Scattered:
     assert region.memory is not None  # `open` has refused a GPU's
     return Scattered(region.memory, starts, sizes)
 
@@ -151,5 +157,5 @@ def tcp(
     port: int = 0,
     patience: Patience = PATIENCE,
     secret: Secret | None = None,
-) -> Endpoint:
-    return Endpoint(name, TcpMover(), host, port, patience, secret)
+) -> TransferEndpoint:
+    return TransferEndpoint(name, TcpMover(), host, port, patience, secret)

@@ -15,44 +15,44 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Offsets, Runs
+from cairn.comm.transfer.byte_runs import ByteRuns, Offsets
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import TransferError
 
 
-class Joined(NamedTuple):
+class PeerJoined(NamedTuple):
     """A connection is made, by them or by us."""
 
     peer: str
     greeting: bytes  # what the other side says about itself; see `handshake`
 
 
-class Note(NamedTuple):
+class Notification(NamedTuple):
     peer: str
     payload: bytes
 
 
-class Done(NamedTuple):
+class TransferDone(NamedTuple):
     peer: str
     ticket: int
 
 
-class Failed(NamedTuple):
+class TransferFailed(NamedTuple):
     peer: str
     ticket: int
     reason: str
 
 
-class Lost(NamedTuple):
+class PeerGone(NamedTuple):
     peer: str
     reason: str
     dead: bool = False  # it has closed or died; otherwise it may live, and only we have given it up
 
 
-Event = Joined | Note | Done | Failed | Lost
+Event = PeerJoined | Notification | TransferDone | TransferFailed | PeerGone
 
 
-class Region(NamedTuple):
+class MemoryRegion(NamedTuple):
     """Memory that peers may reach. `memory` is None on a GPU, where only the address counts."""
 
     name: str
@@ -82,11 +82,11 @@ class Transport(Protocol):
         """The peer's name. Raises TransferError when there is no answer."""
         ...
 
-    def read(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+    def read(self, peer: str, source_region: str, target_region: str, runs: ByteRuns) -> int:
         """Their region into ours; the ticket."""
         ...
 
-    def write(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+    def write(self, peer: str, source_region: str, target_region: str, runs: ByteRuns) -> int:
         """Ours into theirs; the ticket. Done means that the bytes are there."""
         ...
 
@@ -105,14 +105,14 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-def host_region(name: str, memory: Bytes) -> Region:
+def host_region(name: str, memory: Bytes) -> MemoryRegion:
     """A region of an array; refuses what has no plain bytes."""
     if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous:
         raise TransferError(
             f"region {name!r} is {memory.dtype} of shape {memory.shape}",
             hint="register a one-dimensional, contiguous array of bytes: x.view(np.uint8).ravel()",
         )
-    return Region(name, memory.nbytes, memory.ctypes.data, memory)
+    return MemoryRegion(name, memory.nbytes, memory.ctypes.data, memory)
 
 
 def check_reach(region: str, nbytes: int, starts: Offsets, sizes: Offsets) -> str | None:

@@ -20,20 +20,20 @@ import numpy as np
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.plan import Leg, make_plan
-from cairn.comm.transfer.shard import Shard
-from cairn.comm.transfer.weights import Packed, stored
+from cairn.comm.transfer.shard import TensorShard
+from cairn.comm.transfer.weights import PackedWeightShards, stored
 
 LENGTH = struct.Struct("<Q")
 MOST_HEADER = 100 << 20  # bytes: safetensors' own limit
 MOST_PIECES = 512  # of one preadv; the kernel takes 1,024
 
 
-def stored_in(paths: Sequence[Path]) -> list[Shard]:
+def stored_in(paths: Sequence[Path]) -> list[TensorShard]:
     """Every tensor of the files; the place of a file in the list is its rank."""
     return [shard for rank, path in enumerate(paths) for shard in _stored(path, rank)]
 
 
-def read_from(paths: Sequence[Path], target: Packed) -> Bytes:
+def read_from(paths: Sequence[Path], target: PackedWeightShards) -> Bytes:
     """The memory of one rank, as `wanted` lays it out."""
     sources = stored_in(paths)
     sizes = {shard.tensor: shard.itemsize for shard in sources}
@@ -50,7 +50,7 @@ def read_from(paths: Sequence[Path], target: Packed) -> Bytes:
     return memory
 
 
-def _stored(path: Path, rank: int) -> list[Shard]:
+def _stored(path: Path, rank: int) -> list[TensorShard]:
     header, begin, end = _header(path)
     shards = []
     for name, about in header.items():

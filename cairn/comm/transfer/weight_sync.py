@@ -19,28 +19,36 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from cairn.comm.transfer.errors import PeerLost, Refused, TransferError
+from cairn.comm.transfer.errors import PeerLost, TransferError, TransferRefused
 from cairn.comm.transfer.plan import Leg, make_plan
-from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
-from cairn.comm.transfer.weights import REGION, Packed
+from cairn.comm.transfer.transport import (
+    Event,
+    Notification,
+    PeerGone,
+    PeerJoined,
+    TransferDone,
+    TransferFailed,
+    Transport,
+)
+from cairn.comm.transfer.weights import REGION, PackedWeightShards
 
 POLL_S = 0.2  # how long one wait for events lasts
 
 
-class Version(msgspec.Struct, frozen=True):
+class WeightVersion(msgspec.Struct, frozen=True):
     """The payload of a note: a source has published this version, or a sink has read it."""
 
     version: int
 
 
-class Cut(msgspec.Struct, frozen=True):
+class SourceLayout(msgspec.Struct, frozen=True):
     """Description of a source's layout in the greeting of a connection."""
 
     fingerprint: str
     words: str
 
 
-def cut_of_rank(held: Packed) -> Cut:
+def cut_of_rank(held: PackedWeightShards) -> SourceLayout:
     """The same for two ranks exactly if every rectangle lies at the same byte and has the same number type."""
     shards = held.shards
     rows = [[s.tensor, s.rank, s.base, s.itemsize, s.box] for s in shards]
@@ -48,13 +56,13 @@ def cut_of_rank(held: Packed) -> Cut:
     total = sum(shard.nbytes for shard in shards)
     rank = shards[0].rank if shards else "?"
     kind = f" of {held.dtype}" if held.dtype else ""
-    return Cut(digest, f"rank {rank}: {len(shards)} pieces, {total:,} bytes{kind}")
+    return SourceLayout(digest, f"rank {rank}: {len(shards)} pieces, {total:,} bytes{kind}")
 
 
 class WeightSource:
     """A rank that publishes weights. `memory` contains them in the layout `held`."""
 
-    def __init__(self, end: Transport, held: Packed) -> None:
+    def __init__(self, end: Transport, held: PackedWeightShards) -> None:
         self.end, self.held = end, held
         self.memory = end.allocate(REGION, max(held.nbytes, 1))
         self.address = end.listen(msgspec.msgpack.encode(cut_of_rank(held)))
@@ -99,19 +107,19 @@ class WeightSource:
     def _poll(self, seconds: float) -> None:
         for event in self.end.events(seconds):
             match event:
-                case Joined(peer=peer):
+                case PeerJoined(peer=peer):
                     self._readers.add(peer)
                     self._lost.pop(peer, None)
                     self._announce(peer)
-                case Note(peer=peer, payload=payload):
-                    self._taken[peer] = msgspec.msgpack.decode(payload, type=Version).version
-                case Lost(peer=peer, reason=reason):
+                case Notification(peer=peer, payload=payload):
+                    self._taken[peer] = msgspec.msgpack.decode(payload, type=WeightVersion).version
+                case PeerGone(peer=peer, reason=reason):
                     self._readers.discard(peer)
                     self._lost[peer] = reason
 
     def _announce(self, peer: str) -> None:
         if self.version is not None:
-            self.end.notify(peer, msgspec.msgpack.encode(Version(self.version)))
+            self.end.notify(peer, msgspec.msgpack.encode(WeightVersion(self.version)))
 
 
 class WeightSink:
@@ -120,8 +128,8 @@ class WeightSink:
     def __init__(
         self,
         end: Transport,
-        wanted: Packed,
-        held: Sequence[Packed],
+        wanted: PackedWeightShards,
+        held: Sequence[PackedWeightShards],
         addresses: Sequence[str],
         timeout_s: float = 60.0,
     ) -> None:
@@ -168,7 +176,7 @@ class WeightSink:
             lambda: not self._tickets, timeout_s, f"read weights {version} from", lambda: self._legs
         )
         for peer in self._names:
-            self.end.notify(peer, msgspec.msgpack.encode(Version(version)))
+            self.end.notify(peer, msgspec.msgpack.encode(WeightVersion(version)))
 
     def close(self) -> None:
         self.end.close()
@@ -176,14 +184,16 @@ class WeightSink:
     def _silent(self) -> list[str]:
         return [peer for peer in self._names if peer not in self._greeted]
 
-    def _check(self, peer: str, place: int, held: Packed) -> None:
+    def _check(self, peer: str, place: int, held: PackedWeightShards) -> None:
         ours = cut_of_rank(held)
         try:
-            theirs = msgspec.msgpack.decode(self._greeted[peer], type=Cut)
+            theirs = msgspec.msgpack.decode(self._greeted[peer], type=SourceLayout)
         except msgspec.MsgspecError:
-            raise Refused(f"{peer} is no source of weights", hint="is its address right?") from None
+            raise TransferRefused(
+                f"{peer} is no source of weights", hint="is its address right?"
+            ) from None
         if theirs.fingerprint != ours.fingerprint:
-            raise Refused(
+            raise TransferRefused(
                 f"source {place} ({peer}) has another layout: expected {ours.words}, it has {theirs.words}",
                 hint="both sides need the same model, ranks and number type: "
                 "--dtype of the server, precision.kind of the trainer",
@@ -206,13 +216,13 @@ class WeightSink:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Joined(peer=peer, greeting=greeting):
+            case PeerJoined(peer=peer, greeting=greeting):
                 self._greeted[peer] = greeting
-            case Note(peer=peer, payload=payload):
-                self._published[peer] = msgspec.msgpack.decode(payload, type=Version).version
-            case Done(ticket=ticket):
+            case Notification(peer=peer, payload=payload):
+                self._published[peer] = msgspec.msgpack.decode(payload, type=WeightVersion).version
+            case TransferDone(ticket=ticket):
                 self._tickets.discard(ticket)
-            case Failed(peer=peer, reason=reason):
+            case TransferFailed(peer=peer, reason=reason):
                 raise TransferError(f"source {self._names.get(peer, '?')} ({peer}): {reason}")
-            case Lost(peer=peer, reason=reason):
+            case PeerGone(peer=peer, reason=reason):
                 raise PeerLost(f"source {self._names.get(peer, '?')} ({peer}) is gone: {reason}")

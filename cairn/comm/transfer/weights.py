@@ -12,14 +12,14 @@ is read by another layout (the file is a rank that holds everything) and fresh w
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cairn.comm.transfer.shard import Box, Shard, packed, volume, whole_box
+from cairn.comm.transfer.shard import Box, TensorShard, packed, volume, whole_box
 from cairn.core.errors import ConfigError
 
 REGION = "weights"
 ALIGNMENT = 256  # bytes: what GPU kernels like an address to be a multiple of
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A rectangle of a named tensor."""
 
     tensor: str
@@ -27,25 +27,25 @@ class Held(NamedTuple):
     box: Box
 
 
-class Packed(NamedTuple):
-    shards: list[Shard]
+class PackedWeightShards(NamedTuple):
+    shards: list[TensorShard]
     nbytes: int  # that the region has to hold
     dtype: str = ""  # name of the number type, where both sides have to agree on it
 
 
-def pack(rank: int, held: Iterable[Held], region: str = REGION) -> Packed:
+def pack(rank: int, held: Iterable[HeldTensor], region: str = REGION) -> PackedWeightShards:
     """Pack tensors consecutively in the given order, each at an aligned address."""
     shards, end = [], 0
     for tensor, itemsize, box in held:
         if volume(box):
             shards.append(packed(tensor, rank, region, end, itemsize, box))
             end += -(-shards[-1].nbytes // ALIGNMENT) * ALIGNMENT
-    return Packed(shards, end)
+    return PackedWeightShards(shards, end)
 
 
 def stored(
     tensor: str, shape: Sequence[int], itemsize: int, rank: int, region: str, offset: int
-) -> Shard:
+) -> TensorShard:
     """A whole tensor at a byte offset, as a safetensors file has it."""
     return packed(tensor, rank, region, offset, itemsize, whole_box(shape))
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.transfer.byte_runs import Offsets, Runs
+from cairn.comm.transfer.byte_runs import ByteRuns, Offsets
 from cairn.comm.transfer.copies import SHORT, Bytes, copy_runs
 
 HEADER = struct.Struct("<4sBQIQ")
@@ -53,7 +53,7 @@ class Scattered(NamedTuple):
         return len(self.sizes) > 1 and self.nbytes < SHORT * len(self.sizes)
 
 
-class Gone(Exception):
+class ConnectionGone(Exception):
     """The other side has closed, or sends what is no frame of ours."""
 
     def __init__(self, reason: str, dead: bool = False) -> None:
@@ -131,7 +131,7 @@ class Wire:
         self.fill([memoryview(header)])
         magic, kind, ticket, meta, payload = HEADER.unpack(header)
         if magic != MAGIC or meta > most_meta:
-            raise Gone("it sends what is not of this protocol")
+            raise ConnectionGone("it sends what is not of this protocol")
         body = bytearray(meta)
         self.fill([memoryview(body)])
         return Frame(kind, ticket, bytes(body), payload)
@@ -157,9 +157,9 @@ class Wire:
                 count = self.socket.recvmsg_into(pieces)[0]
             except OSError as error:
                 reset = isinstance(error, ConnectionResetError)
-                raise Gone(error.strerror or str(error), dead=reset) from None
+                raise ConnectionGone(error.strerror or str(error), dead=reset) from None
             if count == 0:
-                raise Gone("it closed the connection", dead=True)
+                raise ConnectionGone("it closed the connection", dead=True)
             self.received_bytes += count
             pieces = behind(pieces, count)
 
@@ -167,7 +167,9 @@ class Wire:
         sizes = place.sizes[start:stop]
         packed = np.empty(int(sizes.sum()), np.uint8)
         self.fill([packed.data])
-        copy_runs(packed, place.memory, Runs(packed_starts(sizes), place.starts[start:stop], sizes))
+        copy_runs(
+            packed, place.memory, ByteRuns(packed_starts(sizes), place.starts[start:stop], sizes)
+        )
 
 
 def outgoing(payload: Scattered) -> Iterator[list[memoryview]]:
@@ -178,7 +180,7 @@ def outgoing(payload: Scattered) -> Iterator[list[memoryview]]:
     for start, stop in in_stages(payload.sizes):
         sizes = payload.sizes[start:stop]
         packed = np.empty(int(sizes.sum()), np.uint8)
-        runs = Runs(payload.starts[start:stop], packed_starts(sizes), sizes)
+        runs = ByteRuns(payload.starts[start:stop], packed_starts(sizes), sizes)
         copy_runs(payload.memory, packed, runs)
         yield [packed.data]
 

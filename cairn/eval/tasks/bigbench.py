@@ -9,8 +9,8 @@ from typing import Any
 
 from cairn.core.errors import DataError
 from cairn.eval.tasks.exact_match import Equality, ExactMatch, Filter, Question
-from cairn.eval.tasks.multiple_choice import Choice, MultipleChoice
-from cairn.eval.tasks.task import Settings, Task
+from cairn.eval.tasks.multiple_choice import AnswerChoice, MultipleChoice
+from cairn.eval.tasks.task import EvaluationTask, TaskSettings
 
 INPUT, OUTPUT = "\nQ: ", "\nA:"  # BIG-bench's prefixes, where a task names none
 MAX_TOKENS = 64
@@ -20,7 +20,7 @@ def is_bigbench(document: object) -> bool:
     return isinstance(document, dict) and isinstance(document.get("examples"), list)
 
 
-def bigbench(name: str, document: dict[str, Any], settings: Settings) -> Task:
+def bigbench(name: str, document: dict[str, Any], settings: TaskSettings) -> EvaluationTask:
     if settings.shots:
         raise DataError(f"{name}: examples in a prompt are not drawn", hint="use --shots 0")
     used = [_checked(one, f"{name} example {at}") for at, one in enumerate(document["examples"])]
@@ -54,7 +54,9 @@ def _checked(example: object, where: str) -> dict[str, Any]:
     return example
 
 
-def _choices(prompts: Sequence[str], used: Sequence[dict[str, Any]], name: str) -> list[Choice]:
+def _choices(
+    prompts: Sequence[str], used: Sequence[dict[str, Any]], name: str
+) -> list[AnswerChoice]:
     found = []
     for at, (prompt, one) in enumerate(zip(prompts, used, strict=True)):
         scores = one.get("target_scores")
@@ -65,7 +67,7 @@ def _choices(prompts: Sequence[str], used: Sequence[dict[str, Any]], name: str) 
                 f"{name} example {at} has no target_scores", hint="give one for each answer"
             )
         right = max(range(len(scores)), key=list(scores.values()).__getitem__)
-        found.append(Choice(prompt, list(scores), right))
+        found.append(AnswerChoice(prompt, list(scores), right))
     return found
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cairn.eval.intervals import share
 from cairn.eval.requests import GenerateUntil, Result
-from cairn.eval.tasks.task import Sample, Scores
+from cairn.eval.tasks.task import EvaluatedSample, TaskScores
 
 INVALID = "[invalid]"  # what a filter gives that finds nothing
 
@@ -78,7 +78,7 @@ class ExactMatch:
             GenerateUntil(question.prompt, tuple(until), max_tokens, chat) for question in questions
         ]
 
-    def score(self, results: Sequence[Result]) -> Scores:
+    def score(self, results: Sequence[Result]) -> TaskScores:
         samples = [
             self._sample(question, str(text))
             for question, text in zip(self.questions, results, strict=True)
@@ -86,13 +86,13 @@ class ExactMatch:
         metrics = {
             name: share([sample.scores[name] for sample in samples]) for name in self.filters
         }
-        return Scores(metrics=metrics, samples=samples)
+        return TaskScores(metrics=metrics, samples=samples)
 
-    def _sample(self, question: Question, text: str) -> Sample:
+    def _sample(self, question: Question, text: str) -> EvaluatedSample:
         scores = {
             name: float(self.equality.holds(filter.extract(text), question.expected))
             for name, filter in self.filters.items()
         }
-        return Sample(
+        return EvaluatedSample(
             prompt=question.prompt, expected=question.expected, answer=text, scores=scores
         )

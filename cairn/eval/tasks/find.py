@@ -26,9 +26,9 @@ from cairn.eval.tasks import gsm8k
 from cairn.eval.tasks.bigbench import bigbench, is_bigbench
 from cairn.eval.tasks.exact_match import Equality, ExactMatch, Filter, Question
 from cairn.eval.tasks.lm_eval_yaml import lm_eval_task
-from cairn.eval.tasks.multiple_choice import Choice, MultipleChoice
+from cairn.eval.tasks.multiple_choice import AnswerChoice, MultipleChoice
 from cairn.eval.tasks.perplexity import Perplexity
-from cairn.eval.tasks.task import SEED, Settings, Task, examples, text_of
+from cairn.eval.tasks.task import SEED, EvaluationTask, TaskSettings, examples, text_of
 
 BUILT_IN = (gsm8k.NAME,)
 TEXT = (".txt", ".md", ".rst")
@@ -39,7 +39,7 @@ MAX_TOKENS = 64
 Fields = dict[str, Any]
 
 
-def open_task(name: str, settings: Settings, data: Path | None = None) -> Task:
+def open_task(name: str, settings: TaskSettings, data: Path | None = None) -> EvaluationTask:
     if name in BUILT_IN:
         folder = task_folder(data, gsm8k.TEST)
         shots = gsm8k.SHOTS if settings.shots is None else settings.shots
@@ -70,7 +70,7 @@ def _bigbench_document(path: Path) -> Fields | None:
     return None
 
 
-def from_lines(name: str, lines: Sequence[Fields], settings: Settings) -> Task:
+def from_lines(name: str, lines: Sequence[Fields], settings: TaskSettings) -> EvaluationTask:
     """Create the task that the fields of the first line indicate."""
     first, used = lines[0], lines[: settings.limit]
     if any(key in first for key in PROGRAMS):
@@ -134,7 +134,7 @@ def _read(path: Path) -> str:
 
 
 def _multiple_choice(
-    name: str, pool: Sequence[Fields], used: Sequence[Fields], settings: Settings
+    name: str, pool: Sequence[Fields], used: Sequence[Fields], settings: TaskSettings
 ) -> MultipleChoice:
     read = [_choice(line, f"{name} line {at}") for at, line in enumerate(pool, 1)]
     random, questions = Random(SEED), []
@@ -145,7 +145,7 @@ def _multiple_choice(
     return MultipleChoice(name, questions)
 
 
-def _choice(line: Fields, where: str) -> Choice:
+def _choice(line: Fields, where: str) -> AnswerChoice:
     given = line.get("choices")
     if not isinstance(given, list) or len(given) < 2:
         raise DataError(f"{where}: choices is {given!r}", hint="give a list of two texts or more")
@@ -168,11 +168,11 @@ def _choice(line: Fields, where: str) -> Choice:
         )
     if not all(choices):
         raise DataError(f"{where} has an empty choice", hint="remove it")
-    return Choice(f"Question: {text_of(line, QUESTION, where)}\nAnswer:", choices, right)
+    return AnswerChoice(f"Question: {text_of(line, QUESTION, where)}\nAnswer:", choices, right)
 
 
 def _exact_match(
-    name: str, pool: Sequence[Fields], used: Sequence[Fields], settings: Settings
+    name: str, pool: Sequence[Fields], used: Sequence[Fields], settings: TaskSettings
 ) -> ExactMatch:
     read = [
         Question(

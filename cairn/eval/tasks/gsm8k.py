@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from cairn.eval.tasks.exact_match import Equality, ExactMatch, Filter, Question
-from cairn.eval.tasks.task import SEED, Settings, examples
+from cairn.eval.tasks.task import SEED, TaskSettings, examples
 
 NAME, SHOTS, MAX_TOKENS = "gsm8k", 5, 256
 TEST, TRAIN = "gsm8k_test.jsonl", "gsm8k_train.jsonl"
@@ -25,7 +25,9 @@ EQUALITY = Equality(ignored=(",", r"\$", r"(?s).*#### ", r"\.$"), ignore_case=Tr
 Problem = Mapping[str, str]  # question, answer
 
 
-def gsm8k(problems: Sequence[Problem], solved: Sequence[Problem], settings: Settings) -> ExactMatch:
+def gsm8k(
+    problems: Sequence[Problem], solved: Sequence[Problem], settings: TaskSettings
+) -> ExactMatch:
     """`solved`: the training file, of which the examples in the prompt are drawn."""
     shots = SHOTS if settings.shots is None else settings.shots
     random = Random(SEED)

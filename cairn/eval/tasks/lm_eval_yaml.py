@@ -20,9 +20,9 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from cairn.core.errors import DataError
 from cairn.eval.tasks.exact_match import Equality, ExactMatch, Filter, Question
-from cairn.eval.tasks.multiple_choice import Choice, MultipleChoice
+from cairn.eval.tasks.multiple_choice import AnswerChoice, MultipleChoice
 from cairn.eval.tasks.perplexity import Perplexity
-from cairn.eval.tasks.task import SEED, Settings, Task, examples
+from cairn.eval.tasks.task import SEED, EvaluationTask, TaskSettings, examples
 
 READ = {
     "task", "dataset_path", "dataset_name", "dataset_kwargs", "test_split", "validation_split", "training_split",
@@ -42,8 +42,8 @@ Fields = Mapping[str, Any]
 
 
 def lm_eval_task(
-    path: Path, settings: Settings, read_lines: Callable[[Path], Sequence[Fields]]
-) -> Task:
+    path: Path, settings: TaskSettings, read_lines: Callable[[Path], Sequence[Fields]]
+) -> EvaluationTask:
     given = _checked(_document(path), path)
     name, kind = str(given.get("task", path.stem)), given["output_type"]
     documents = [one for file in _files(given, path) for one in read_lines(file)]
@@ -55,7 +55,7 @@ def lm_eval_task(
     prompts = _prompts(given, documents, len(used), shots, path)
     if kind == "multiple_choice":
         questions = [
-            Choice(prompt, *_choices(given, one, path))
+            AnswerChoice(prompt, *_choices(given, one, path))
             for prompt, one in zip(prompts, used, strict=True)
         ]
         return MultipleChoice(name, questions, str(given.get("target_delimiter", " ")))
@@ -63,7 +63,7 @@ def lm_eval_task(
 
 
 def _generation(
-    name: str, given: Fields, prompts: Sequence[str], used: Sequence[Fields], settings: Settings, path: Path
+    name: str, given: Fields, prompts: Sequence[str], used: Sequence[Fields], settings: TaskSettings, path: Path
 ) -> ExactMatch:  # fmt: skip
     asked = dict(given.get("generation_kwargs") or {})
     until, most = asked.pop("until", ["\n\n"]), asked.pop("max_gen_toks", MAX_TOKENS)

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from cairn.eval.intervals import share
 from cairn.eval.requests import Likelihood, LogLikelihood, Result
-from cairn.eval.tasks.task import Sample, Scores
+from cairn.eval.tasks.task import EvaluatedSample, TaskScores
 
 
-class Choice(NamedTuple):
+class AnswerChoice(NamedTuple):
     prompt: str
     choices: list[str]
     right: int  # which of them
 
 
 class MultipleChoice:
-    def __init__(self, name: str, questions: Sequence[Choice], delimiter: str = " ") -> None:
+    def __init__(self, name: str, questions: Sequence[AnswerChoice], delimiter: str = " ") -> None:
         """`delimiter` stands between a prompt and a choice."""
         self.name, self.questions = name, list(questions)
         self.requests = [
@@ -28,7 +28,7 @@ class MultipleChoice:
             for choice in question.choices
         ]
 
-    def score(self, results: Sequence[Result]) -> Scores:
+    def score(self, results: Sequence[Result]) -> TaskScores:
         found = iter(results)
         samples = [
             self._sample(question, [next(found) for _ in question.choices])
@@ -37,9 +37,9 @@ class MultipleChoice:
         metrics = {
             name: share([sample.scores[name] for sample in samples]) for name in ("acc", "acc_norm")
         }
-        return Scores(metrics=metrics, samples=samples)
+        return TaskScores(metrics=metrics, samples=samples)
 
-    def _sample(self, question: Choice, results: Sequence[Result]) -> Sample:
+    def _sample(self, question: AnswerChoice, results: Sequence[Result]) -> EvaluatedSample:
         logprobs = [result.logprob for result in results if isinstance(result, Likelihood)]
         per_character = [
             logprob / len(choice)
@@ -50,7 +50,7 @@ class MultipleChoice:
             "acc": float(chosen == question.right),
             "acc_norm": float(largest(per_character) == question.right),
         }
-        return Sample(
+        return EvaluatedSample(
             prompt=question.prompt,
             expected=question.choices[question.right],
             answer=question.choices[chosen],

@@ -14,9 +14,9 @@ import re
 from collections.abc import Sequence
 
 from cairn.core.errors import DataError
-from cairn.eval.intervals import Metric, exponential, ratio
+from cairn.eval.intervals import ScoreMetric, exponential, ratio
 from cairn.eval.requests import Likelihood, Result, Rolling
-from cairn.eval.tasks.task import Sample, Scores
+from cairn.eval.tasks.task import EvaluatedSample, TaskScores
 
 SHOWN = 200  # characters of a document in the report
 
@@ -28,7 +28,7 @@ class Perplexity:
         self.name = name
         self.requests = [Rolling(text, window, stride) for text in texts]
 
-    def score(self, results: Sequence[Result]) -> Scores:
+    def score(self, results: Sequence[Result]) -> TaskScores:
         windows = [
             [one for one in result if isinstance(one, Likelihood)]
             for result in results
@@ -50,27 +50,27 @@ class Perplexity:
             "byte_perplexity": exponential(per_byte),
             "bits_per_byte": _scaled(per_byte, 1 / math.log(2)),
         }
-        return Scores(metrics=metrics, samples=_samples(texts, windows, nats))
+        return TaskScores(metrics=metrics, samples=_samples(texts, windows, nats))
 
 
-def _per_token(windows: Sequence[Sequence[Likelihood]], nats: Sequence[float]) -> Metric:
+def _per_token(windows: Sequence[Sequence[Likelihood]], nats: Sequence[float]) -> ScoreMetric:
     if len(windows) > 1:
         return ratio(nats, [float(sum(one.tokens for one in found)) for found in windows])
     one = windows[0]
     return ratio([-each.logprob for each in one], [float(each.tokens) for each in one])
 
 
-def _scaled(metric: Metric, factor: float) -> Metric:
+def _scaled(metric: ScoreMetric, factor: float) -> ScoreMetric:
     low, value, high = (factor * x for x in (metric.low, metric.value, metric.high))
-    return Metric(value=value, low=low, high=high, method=metric.method)
+    return ScoreMetric(value=value, low=low, high=high, method=metric.method)
 
 
 def _samples(
     texts: Sequence[str], windows: Sequence[Sequence[Likelihood]], nats: Sequence[float]
-) -> list[Sample]:
+) -> list[EvaluatedSample]:
     samples = []
     for text, found, total in zip(texts, windows, nats, strict=True):
         tokens = sum(one.tokens for one in found)
         scores = {"nats_per_token": total / tokens if tokens else 0.0, "tokens": float(tokens)}
-        samples.append(Sample(prompt=text[:SHOWN], expected="", answer="", scores=scores))
+        samples.append(EvaluatedSample(prompt=text[:SHOWN], expected="", answer="", scores=scores))
     return samples

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from cairn.core.errors import DataError
-from cairn.eval.intervals import Metric
+from cairn.eval.intervals import ScoreMetric
 from cairn.eval.requests import Request, Result
 
 SEED = 1234  # of the examples in a prompt, lm-eval's
 Document = TypeVar("Document")
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluatedSample(msgspec.Struct, frozen=True, kw_only=True):
     """A document and the model's answer."""
 
     prompt: str
@@ -23,12 +23,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     scores: dict[str, float]
 
 
-class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    metrics: dict[str, Metric]
-    samples: list[Sample]
+class TaskScores(msgspec.Struct, frozen=True, kw_only=True):
+    metrics: dict[str, ScoreMetric]
+    samples: list[EvaluatedSample]
 
 
-class Task(Protocol):
+class EvaluationTask(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -37,12 +37,12 @@ class Task(Protocol):
         """All of one kind, in the order of the documents."""
         ...
 
-    def score(self, results: Sequence[Result]) -> Scores:
+    def score(self, results: Sequence[Result]) -> TaskScores:
         """`results` in the order of `requests`."""
         ...
 
 
-class Settings(NamedTuple):
+class TaskSettings(NamedTuple):
     """Options of a task; None keeps the task's default."""
 
     limit: int | None = None

@@ -117,7 +117,7 @@ def measure_case(case: Case, ceiling: Ceiling, budget_ms: float = 100.0) -> Row:
 def _timed(case: Case, first: Prepared, ceiling: Ceiling, blank: Row, budget_ms: float) -> Row:
     sets = rotation(case.prepare, first, case.cost.bytes) if case.graph else [first]
     rounds = 1 if case.graph else ROUNDS  # a capture takes longer than what it would tell
-    ours: list[timing.Timing] = []
+    ours: list[timing.CallTiming] = []
     anchors: dict[str, list[float]] = {name: [] for name in first.anchors}
     notes = []
     for _ in range(rounds):
@@ -137,7 +137,7 @@ def _row(
     case: Case,
     ceiling: Ceiling,
     blank: Row,
-    ours: timing.Timing,
+    ours: timing.CallTiming,
     anchors: dict[str, float],
     notes: list[str],
 ) -> Row:
@@ -157,7 +157,7 @@ def _row(
     )
 
 
-def _time(case: Case, calls: list[Callable[[], object]], budget_ms: float) -> timing.Timing:
+def _time(case: Case, calls: list[Callable[[], object]], budget_ms: float) -> timing.CallTiming:
     if not case.graph:
         return timing.measure(calls[0], device="cuda", budget_ms=budget_ms)
     return replayed(calls, budget_ms)
@@ -180,7 +180,7 @@ def rotation(make: Callable[[], Made], first: Made, size_bytes: float) -> list[M
     return sets
 
 
-def replayed(calls: Sequence[Callable[[], object]], budget_ms: float) -> timing.Timing:
+def replayed(calls: Sequence[Callable[[], object]], budget_ms: float) -> timing.CallTiming:
     """Time per call when they are replayed from one graph, taking turns."""
     return timing.measure_graph(
         lambda call: call(),

@@ -13,25 +13,27 @@ from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from cairn.cluster.simulate.summary import Summary
+    from cairn.cluster.simulate.summary import ReplaySummary
 
 
 def run(bench: Workbench) -> Outcome:
-    from cairn.cluster.simulate.jobs import Cluster, Job
+    from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
     from cairn.cluster.simulate.policies import POLICIES
     from cairn.cluster.simulate.replay import replay
     from cairn.cluster.simulate.summary import summarise
     from cairn.cluster.simulate.traces import made_to_measure, synthetic
 
     small = [
-        Job(id=0, submit=0.0, duration=100.0, limit=100.0, gpus=6),  # A
-        Job(id=1, submit=1.0, duration=50.0, limit=50.0, gpus=8),  # B: waits for A
-        Job(id=2, submit=2.0, duration=90.0, limit=90.0, gpus=2),  # C: ends at 92, before B's turn
-        Job(id=3, submit=3.0, duration=200.0, limit=200.0, gpus=2),  # D: would hold up B
+        SimulatedJob(id=0, submit=0.0, duration=100.0, limit=100.0, gpus=6),  # A
+        SimulatedJob(id=1, submit=1.0, duration=50.0, limit=50.0, gpus=8),  # B: waits for A
+        SimulatedJob(
+            id=2, submit=2.0, duration=90.0, limit=90.0, gpus=2
+        ),  # C: ends at 92, before B's turn
+        SimulatedJob(id=3, submit=3.0, duration=200.0, limit=200.0, gpus=2),  # D: would hold up B
     ]
     starts = {}
     for name in ("fifo", "easy"):
-        stories = replay(Cluster(nodes=1, gpus=8), small, POLICIES[name]).stories
+        stories = replay(SimulatedCluster(nodes=1, gpus=8), small, POLICIES[name]).stories
         starts[name] = [stories[number].first_start or 0.0 for number in range(4)]
     jobs = synthetic(bench.setting("jobs", bench.pick(1500, 800)), seed=3).jobs
     cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=1.2)
@@ -67,7 +69,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(starts: dict[str, list[float]], summaries: dict[str, "Summary"]) -> list[Check]:
+def _checks(starts: dict[str, list[float]], summaries: dict[str, "ReplaySummary"]) -> list[Check]:
     return [
         Check(
             what=Words("start of C with FIFO", "FIFO 下 C 的启动时刻"),

@@ -17,7 +17,7 @@ from cairn.labs.workbench import Workbench
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cairn.cluster.simulate.summary import Summary
+    from cairn.cluster.simulate.summary import ReplaySummary
 
 BATCH, SIZE, STEPS = 12, 32, 30
 Workers = Callable[[int], int]  # how many there are in a step
@@ -32,7 +32,7 @@ PLANS: dict[str, Workers] = {
 class Traced(NamedTuple):
     """A trace that was lived through under one policy."""
 
-    summary: "Summary"
+    summary: "ReplaySummary"
     busy: Points  # GPUs at work by hour
     gpus: int  # that there are
 
@@ -85,15 +85,17 @@ def run(bench: Workbench) -> Outcome:
 
 def newcomer_starts(policy: str) -> float:
     """When a job of 4 GPUs begins that comes to 8 which another has, and may have as few as 2 of."""
-    from cairn.cluster.simulate.jobs import Cluster, Job
+    from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
     from cairn.cluster.simulate.policies import POLICIES as KNOWN
-    from cairn.cluster.simulate.replay import Settings, replay
+    from cairn.cluster.simulate.replay import ReplaySettings, replay
 
     pair = [
-        Job(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
-        Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4),
+        SimulatedJob(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
+        SimulatedJob(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4),
     ]
-    history = replay(Cluster(nodes=1, gpus=8), pair, KNOWN[policy], Settings(restart=0.0))
+    history = replay(
+        SimulatedCluster(nodes=1, gpus=8), pair, KNOWN[policy], ReplaySettings(restart=0.0)
+    )
     return history.stories[1].first_start or 0.0
 
 

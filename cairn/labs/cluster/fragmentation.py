@@ -15,7 +15,7 @@ NODES = 80
 def run(bench: Workbench) -> Outcome:
     import numpy as np
 
-    from cairn.cluster.simulate.openb import Nodes, Pods
+    from cairn.cluster.simulate.openb import OpenbNodes, Pods
     from cairn.cluster.simulate.packing import PUBLISHED, pack
 
     draw = np.random.default_rng(5)
@@ -27,7 +27,7 @@ def run(bench: Workbench) -> Outcome:
     cpu = np.minimum(draw.choice([2000, 4000, 6000, 8000], count) * whole, 64_000)
     none = np.zeros(count, int)
     pods = Pods(cpu=cpu, memory=8192 * whole, count=whole, milli=milli, created=none, deleted=none)
-    nodes = Nodes(
+    nodes = OpenbNodes(
         cpu=np.full(NODES, 96_000), memory=np.full(NODES, 700_000), gpus=np.full(NODES, 8)
     )
     rows, lines, allocated = [], {}, {}

@@ -39,7 +39,7 @@ def drawn(a: int, b: int, times: int, draw: random.Random) -> float:
 
 
 def run(bench: Workbench) -> Outcome:
-    from cairn.cluster.simulate.jobs import Cluster, Job
+    from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
     from cairn.cluster.simulate.policies import POLICIES
     from cairn.cluster.simulate.replay import replay
 
@@ -54,10 +54,12 @@ def run(bench: Workbench) -> Outcome:
     bench.step("the same with whole gangs")
     count = bench.pick(400, 100)
     jobs = [
-        Job(id=i, submit=float(i // 2), duration=10.0, limit=20.0, gpus=draw.randint(4, GPUS))
+        SimulatedJob(
+            id=i, submit=float(i // 2), duration=10.0, limit=20.0, gpus=draw.randint(4, GPUS)
+        )
         for i in range(count)
     ]
-    history = replay(Cluster(nodes=1, gpus=GPUS), jobs, POLICIES["fifo"])
+    history = replay(SimulatedCluster(nodes=1, gpus=GPUS), jobs, POLICIES["fifo"])
     completed = sum(story.state == "done" for story in history.stories.values())
     return Outcome(
         checks=[

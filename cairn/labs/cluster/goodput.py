@@ -71,10 +71,10 @@ def expected_steps(done: list[int]) -> float:
     """What the accounting of the large jobs says about these very failures, with a step as its unit of time."""
     import numpy as np
 
-    from cairn.cluster.reliability import Scheme
+    from cairn.cluster.reliability import RecoveryScheme
     from cairn.cluster.reliability_monte_carlo import accounted
 
-    scheme = Scheme(name="kill", about="kill -9", write=0.0, detect=0.0, restart=0.0)
+    scheme = RecoveryScheme(name="kill", about="kill -9", write=0.0, detect=0.0, restart=0.0)
     return float(accounted(np.array(done, float), scheme, EVERY)[0].sum())
 
 

@@ -13,7 +13,7 @@ from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from cairn.cluster.simulate.summary import Summary
+    from cairn.cluster.simulate.summary import ReplaySummary
 
 SLOWDOWN = 0.25  # a spread gang takes this much longer, in the replay
 
@@ -22,7 +22,7 @@ def run(bench: Workbench) -> Outcome:
     import msgspec
 
     from cairn.cluster.simulate.policies import POLICIES
-    from cairn.cluster.simulate.replay import Settings, replay
+    from cairn.cluster.simulate.replay import ReplaySettings, replay
     from cairn.cluster.simulate.summary import summarise
     from cairn.cluster.simulate.traces import made_to_measure, synthetic
     from cairn.plan.device import device
@@ -35,7 +35,7 @@ def run(bench: Workbench) -> Outcome:
     for name in ("easy", "topology"):
         bench.step(f"{len(jobs)} jobs, {name}")
         summaries[name] = one = summarise(
-            replay(cluster, jobs, POLICIES[name], Settings(spread_slowdown=SLOWDOWN))
+            replay(cluster, jobs, POLICIES[name], ReplaySettings(spread_slowdown=SLOWDOWN))
         )
         rows.append([name, one.spread_gangs, one.jct_mean / 3600, one.utilisation])
     h200 = device("h200")
@@ -69,7 +69,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(summaries: dict[str, "Summary"], times: dict[str, float]) -> list[Check]:
+def _checks(summaries: dict[str, "ReplaySummary"], times: dict[str, float]) -> list[Check]:
     return [
         Check(
             what=Words(

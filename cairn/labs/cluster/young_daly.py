@@ -14,7 +14,7 @@ from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, des
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from cairn.cluster.reliability import Scheme
+    from cairn.cluster.reliability import RecoveryScheme
 
 GPUS = 16_384
 
@@ -51,14 +51,14 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def productive(interval: float, scheme: "Scheme", mean: float) -> float:
+def productive(interval: float, scheme: "RecoveryScheme", mean: float) -> float:
     """The share of the time that is training, by the exact formula."""
     from cairn.cluster.reliability import ettr
 
     return ettr(interval, scheme.write, scheme.outage, mean)
 
 
-def _checks(scheme: "Scheme", mean: float, best: float, lived: Points) -> list[Check]:
+def _checks(scheme: "RecoveryScheme", mean: float, best: float, lived: Points) -> list[Check]:
     from cairn.cluster.reliability import daly
 
     return [
@@ -98,7 +98,7 @@ def _table(rows: Rows) -> Table:
     )
 
 
-def _note(scheme: "Scheme", mean: float, best: float) -> Words:
+def _note(scheme: "RecoveryScheme", mean: float, best: float) -> Words:
     from cairn.cluster.reliability import daly, young
 
     lost = productive(best, scheme, mean) - productive(2 * best, scheme, mean)

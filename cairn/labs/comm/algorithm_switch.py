@@ -9,9 +9,9 @@ it has not seen, and the size at which the algorithm changes. Then this project'
 import math
 from statistics import median
 
-from cairn.comm.cost import Link
+from cairn.comm.cost import LinkCost
 from cairn.comm.nccl_model import calibrate, choose, cluster_of
-from cairn.comm.published import ALL_REDUCE, SWITCHES, Sweep, Switch
+from cairn.comm.published import ALL_REDUCE, SWITCHES, PublishedSweep, Switch
 from cairn.labs.comm._timed import slowest_us, times_us
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
@@ -36,7 +36,7 @@ def forced(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> list[
     ]
 
 
-def held_out(sweep: Sweep) -> tuple[float, list[tuple[int, float, float, str]]]:
+def held_out(sweep: PublishedSweep) -> tuple[float, list[tuple[int, float, float, str]]]:
     """Median error of the sizes that the calibration has not seen, and all rows."""
     cluster = cluster_of(sweep.fabric, sweep.gpus, sweep.nodes, sweep.nic_gb_per_s)
     constants, _ = calibrate(cluster, sweep.points[::2])
@@ -70,7 +70,7 @@ def run(bench: Workbench) -> Outcome:
         order = [
             row.name
             for row in ranked(
-                "all_reduce", Places((0,) * RANKS), size, Link(alpha_us=60, gb_per_s=1)
+                "all_reduce", Places((0,) * RANKS), size, LinkCost(alpha_us=60, gb_per_s=1)
             )
         ]
         chosen = next(one for one in order if one in TRIED)

@@ -8,8 +8,8 @@ was not looked at when the prediction was made.
 
 from statistics import median
 
-from cairn.comm.cost import Link, fit
-from cairn.comm.nccl_tests import Point
+from cairn.comm.cost import LinkCost, fit
+from cairn.comm.nccl_tests import SweepPoint
 from cairn.labs.comm._timed import times_us
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
@@ -39,10 +39,10 @@ def ping_pong(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> li
     return times
 
 
-def link_of(small: tuple[int, float], large: tuple[int, float]) -> Link:
+def link_of(small: tuple[int, float], large: tuple[int, float]) -> LinkCost:
     """Alpha and beta through two points of (bytes, microseconds)."""
     slope = (large[1] - small[1]) / (large[0] - small[0])
-    return Link(alpha_us=small[1] - slope * small[0], gb_per_s=1e-3 / slope)
+    return LinkCost(alpha_us=small[1] - slope * small[0], gb_per_s=1e-3 / slope)
 
 
 def run(bench: Workbench) -> Outcome:
@@ -55,7 +55,7 @@ def run(bench: Workbench) -> Outcome:
     middle = range(1, len(sizes) - 1)
     errors = [abs(best[i] / model[i] - 1) for i in middle]
     rates = [size / us / 1e3 for size, us in zip(sizes, best, strict=True)]
-    planned = fit([Point(size, us) for size, us in zip(sizes, best, strict=True)])
+    planned = fit([SweepPoint(size, us) for size, us in zip(sizes, best, strict=True)])
     return Outcome(
         checks=[
             Check(

@@ -7,18 +7,18 @@ Training jobs compute while last step's gradients travel; bytes are in time if t
 ends. Both policies run on the same jobs and links in the simulator.
 """
 
-from cairn.comm.simulate.deadlines import Fate, Job, run_jobs
+from cairn.comm.simulate.deadlines import Fate, TransferJob, run_jobs
 from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 GB_PER_S = 50.0
 
 
-def jobs_at(load: float, steps: int) -> list[Job]:
+def jobs_at(load: float, steps: int) -> list[TransferJob]:
     """Three jobs on one link: tight, usual and patient; together they need `load` of it."""
     kinds = (("tight", 400.0, 0.5), ("usual", 1000.0, 0.3), ("patient", 4000.0, 0.2))
     return [
-        Job(
+        TransferJob(
             name=name,
             links=(0,),
             bytes=share * load * GB_PER_S * 1e3 * compute,

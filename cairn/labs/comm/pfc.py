@@ -14,7 +14,7 @@ from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from cairn.comm.simulate.lossless import Story
+    from cairn.comm.simulate.lossless import FlowHistory
 
 LARGE = 4 << 20
 SMALL = 64 << 10  # fits into the buffers of the way
@@ -56,7 +56,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(wrong: int, stuck: int, small: "Story", tree: tuple[int, ...]) -> list[Check]:
+def _checks(wrong: int, stuck: int, small: "FlowHistory", tree: tuple[int, ...]) -> list[Check]:
     return [
         Check(
             what=Words("rings where the paths mislead", "路径判断与实际不符的环"),

@@ -10,7 +10,7 @@ both schedules, operation by operation, and shows where they cross.
 import math
 from typing import TYPE_CHECKING
 
-from cairn.comm.cost import Link, estimate
+from cairn.comm.cost import LinkCost, estimate
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify
 from cairn.comm.simulate.schedule_run import run_schedule
@@ -19,7 +19,7 @@ from cairn.labs.lab import Check, Lines, Outcome, Plot, Points, Table, Words, de
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from cairn.comm.simulate.topology import Topology
+    from cairn.comm.simulate.topology import FabricTopology
 
 RATE = 50.0  # GB/s of a link
 CHUNK = 256 << 10  # a tree is cut into such pieces, which follow each other
@@ -71,10 +71,10 @@ def waits_of(ranks: int) -> dict[str, int]:
     return {name: verify(schedule).steps for name, schedule in schedules.items()}
 
 
-def _link(top: "Topology") -> Link:
+def _link(top: "FabricTopology") -> LinkCost:
     import numpy as np
 
-    return Link(alpha_us=float(delay_us(top, np.zeros(1), np.ones(1))[0]), gb_per_s=RATE)
+    return LinkCost(alpha_us=float(delay_us(top, np.zeros(1), np.ones(1))[0]), gb_per_s=RATE)
 
 
 def _waits(ranks: int, waits: dict[str, int]) -> list[Check]:
@@ -94,7 +94,7 @@ def _waits(ranks: int, waits: dict[str, int]) -> list[Check]:
     ]
 
 
-def _ring_times(ranks: int, link: Link, around: Points) -> list[Check]:
+def _ring_times(ranks: int, link: LinkCost, around: Points) -> list[Check]:
     """The closed form beside the simulator, at both ends."""
     ends = (
         (around[0], Words("4 KiB", "4 KiB")),

@@ -7,7 +7,7 @@ Both are proved schedules, run operation by operation on the links of a rail fab
 whose ranks were numbered across the hosts.
 """
 
-from cairn.comm.doctor.findings import Probe, RankFacts
+from cairn.comm.doctor.findings import PairProbe, RankFacts
 from cairn.comm.doctor.pairs import examine_probe
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.simulate.schedule_run import run_schedule
@@ -102,7 +102,7 @@ def _checks(worst: dict[str, tuple[float, float]], mapped: int) -> list[Check]:
     ]
 
 
-def _interleaved() -> Probe:
+def _interleaved() -> PairProbe:
     """Even ranks on one host, odd ones on the other: quick within, slow between."""
     hosts = ["host0", "host1", "host0", "host1"]
     facts = [
@@ -113,7 +113,7 @@ def _interleaved() -> Probe:
         [[] if a == b else [100.0 if hosts[a] == hosts[b] else 5000.0] * 6 for b in range(4)]
         for a in range(4)
     ]
-    return Probe(bytes=64 << 10, facts=facts, pair_us=table, compute_us=[1000.0] * 4)
+    return PairProbe(bytes=64 << 10, facts=facts, pair_us=table, compute_us=[1000.0] * 4)
 
 
 LAB = described(__file__, run)

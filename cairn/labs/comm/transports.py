@@ -14,8 +14,8 @@ from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from cairn.comm.transfer.byte_runs import Runs
-    from cairn.comm.transfer.endpoint import Endpoint
+    from cairn.comm.transfer.byte_runs import ByteRuns
+    from cairn.comm.transfer.endpoint import TransferEndpoint
     from cairn.hw.ceilings import Measured
 
 RUNS = (256, 4 << 10, 64 << 10, 1 << 20)
@@ -29,15 +29,15 @@ class Read(NamedTuple):
     wrong: int  # bytes that did not arrive as they are
 
 
-def scattered(size: int, total: int) -> "Runs":
+def scattered(size: int, total: int) -> "ByteRuns":
     """Runs of one length in an order that nothing can merge."""
     import numpy as np
 
-    from cairn.comm.transfer.byte_runs import Runs
+    from cairn.comm.transfer.byte_runs import ByteRuns
 
     count = max(1, min(MOST_RUNS, total // size))
     order = np.random.default_rng(0).permutation(count)
-    return Runs(order * size, np.arange(count) * size, np.full(count, size))
+    return ByteRuns(order * size, np.arange(count) * size, np.full(count, size))
 
 
 def read_all(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> Read:
@@ -65,7 +65,7 @@ def read_all(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> Rea
     return Read(rates, wrong)
 
 
-def wrong_bytes(end: "Endpoint", runs: "Runs") -> int:
+def wrong_bytes(end: "TransferEndpoint", runs: "ByteRuns") -> int:
     """Bytes that are not the owner's, who counts from 0 to 255 again and again; the reader's are wrong afterwards."""
     import numpy as np
 

@@ -8,7 +8,7 @@ additions are replayed from a CUDA graph, which pays the launch of a node only.
 """
 
 from cairn.hw.ceilings import duration
-from cairn.hw.timing import Timing, measure_graph
+from cairn.hw.timing import CallTiming, measure_graph
 from cairn.labs.gpu._ceiling import ceiling
 from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.one_thread import one_thread
@@ -85,7 +85,7 @@ def _model(count: int, launch: float, bandwidth: float) -> float:
     return launch + BYTES * count / bandwidth
 
 
-def _per_call(bench: Workbench, count: int) -> Timing:
+def _per_call(bench: Workbench, count: int) -> CallTiming:
     """Time of one of many additions in a row, until all are done: launches cannot hide."""
     import torch
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from cairn.core.records import Instant
-from cairn.core.sink import Sink
+from cairn.core.sink import EventSink
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
@@ -130,7 +130,7 @@ def _sink_checks(path: Path) -> list[Check]:
 
 def sink_writes(path: Path) -> int | None:
     """Write calls of this process while our sink takes the events: the kernel counts them, where it shows them."""
-    sink = Sink(path, "lab", limit=2 * EVENTS)
+    sink = EventSink(path, "lab", limit=2 * EVENTS)
     sink.start()
     before = _writes()
     for number in range(EVENTS):

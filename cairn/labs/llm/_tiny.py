@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from cairn.models.attend import Rule
+    from cairn.models.attend import AttentionRule
     from cairn.models.spec import ModelSpec
     from cairn.models.transformer import Transformer
 
@@ -44,10 +44,10 @@ def small_spec(**changes: Any) -> "ModelSpec":
 def build(spec: "ModelSpec", seed: int = 0) -> "Transformer":
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.weights import random_model
 
-    return random_model(spec, Build("cpu", torch.float32), seed)
+    return random_model(spec, ModelBuild("cpu", torch.float32), seed)
 
 
 def logits(model: "Transformer", rows_BT: "Tensor") -> "Tensor":
@@ -61,7 +61,7 @@ def logits(model: "Transformer", rows_BT: "Tensor") -> "Tensor":
 
 
 class EqualRows:
-    """Rows of one length side by side: `cairn.models.attend.Packed` without its loop over documents."""
+    """Rows of one length side by side: `cairn.models.attend.PackedDocuments` without its loop over documents."""
 
     def __init__(self, count: int, length: int) -> None:
         self.count, self.length = count, length
@@ -71,7 +71,9 @@ class EqualRows:
 
         return torch.full((self.count * self.length,), self.length)
 
-    def __call__(self, q_THC: "Tensor", k_TKC: "Tensor", v_TKC: "Tensor", rule: "Rule") -> "Tensor":
+    def __call__(
+        self, q_THC: "Tensor", k_TKC: "Tensor", v_TKC: "Tensor", rule: "AttentionRule"
+    ) -> "Tensor":
         import torch.nn.functional as F
 
         q, k, v = (

@@ -17,7 +17,7 @@ HEADS, KV_HEADS, SIZE = 4, 2, 32
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.attend import Rule, attention
+    from cairn.models.attend import AttentionRule, attention
 
     generator = torch.Generator().manual_seed(0)
     length = bench.size("length")
@@ -25,12 +25,17 @@ def run(bench: Workbench) -> Outcome:
     k, v = (torch.randn(length, KV_HEADS, SIZE, generator=generator) for _ in range(2))
     bench.step("causal, against the model's own")
     causal = torch.ones(length, length).tril().bool()
-    ours = attention(q, k, v, Rule(0, SIZE**-0.5))
+    ours = attention(q, k, v, AttentionRule(0, SIZE**-0.5))
     difference = (plain_attention(q, k, v, causal) - ours).abs().max().item()
     bench.step("a decoder's past, an encoder's future")
     changed_k, changed_v = k.clone(), v.clone()
     changed_k[-1], changed_v[-1] = 9.0, 9.0
-    past = (attention(q, changed_k, changed_v, Rule(0, SIZE**-0.5)) - ours)[:-1].abs().max().item()
+    past = (
+        (attention(q, changed_k, changed_v, AttentionRule(0, SIZE**-0.5)) - ours)[:-1]
+        .abs()
+        .max()
+        .item()
+    )
     everything = torch.ones(length, length).bool()
     future = plain_attention(q, changed_k, changed_v, everything) - plain_attention(
         q, k, v, everything

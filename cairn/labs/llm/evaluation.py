@@ -96,11 +96,11 @@ def _bits(model: "Transformer", tokens: list[int]) -> float:
     """What it takes to write the text down when this model guesses the next token."""
     import torch
 
-    from cairn.models.attend import Packed
+    from cairn.models.attend import PackedDocuments
     from cairn.train.objective import token_losses
 
     row = torch.tensor(tokens)
-    attend = Packed([len(tokens)])
+    attend = PackedDocuments([len(tokens)])
     with torch.no_grad():
         scores = model.logits(model(row, attend.positions_T(), attend))
     first = math.log2(scores.shape[-1])  # nothing was read before the first token

@@ -76,12 +76,12 @@ def adapt(model: "Transformer", rank: int) -> "list[nn.Parameter]":
     from cairn.models.adapter.attach import attach
     from cairn.models.adapter.lora import adapter_parameters
     from cairn.models.adapter.spec import AdapterSpec
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
 
     model.requires_grad_(False)
     spec = AdapterSpec(rank=rank, alpha=2.0 * rank)
     torch.manual_seed(0)
-    for lora in attach(model, model.spec, spec, Build("cpu", torch.float32)):
+    for lora in attach(model, model.spec, spec, ModelBuild("cpu", torch.float32)):
         for name, parameter in lora.named_parameters():
             with torch.no_grad():
                 if name.startswith("a"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from cairn.comm.cost import Link, choose
+from cairn.comm.cost import LinkCost, choose
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
@@ -112,10 +112,10 @@ def _table(one: list[Step], two: list[Step], reduce_s: float) -> Table:
     )
 
 
-def link_of(bench: Workbench) -> Link:
+def link_of(bench: Workbench) -> LinkCost:
     """The network between two processes of this machine, as calibrated."""
     trip, rate = bench.ceilings.loopback_round_trip, bench.ceilings.loopback_throughput
-    return Link(
+    return LinkCost(
         alpha_us=trip.value / 2 * 1e6 if trip else 20.0,
         gb_per_s=rate.value / 1e9 if rate else 1.0,
     )

@@ -15,12 +15,12 @@ def tiny_model(**changes: Any) -> "Transformer":
     """Float32, random weights; `changes` are fields of the spec."""
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.presets import preset
     from cairn.models.weights import random_model
 
     spec = msgspec.structs.replace(preset("tiny-qwen3"), **changes)
-    return random_model(spec, Build("cpu", torch.float32), seed=0)
+    return random_model(spec, ModelBuild("cpu", torch.float32), seed=0)
 
 
 def tokens_of(model: "Transformer", count: int, seed: int = 0) -> "Tensor":
@@ -32,7 +32,7 @@ def tokens_of(model: "Transformer", count: int, seed: int = 0) -> "Tensor":
 
 def hidden(model: "Transformer", tokens_T: "Tensor") -> "Tensor":
     """One document through the model."""
-    from cairn.models.attend import Packed
+    from cairn.models.attend import PackedDocuments
 
-    attend = Packed([len(tokens_T)])
+    attend = PackedDocuments([len(tokens_T)])
     return model(tokens_T, attend.positions_T(), attend)

@@ -108,7 +108,7 @@ def _round_trip(bench: Workbench) -> tuple[int, int, int]:
     """Numbers in the model, bytes of its file, and logits that changed on the way."""
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.checkpoint import open_checkpoint
     from cairn.models.export import export
     from cairn.models.weights import load_model
@@ -117,7 +117,7 @@ def _round_trip(bench: Workbench) -> tuple[int, int, int]:
     folder = bench.folder / "exported"
     export(model, folder)
     opened = open_checkpoint(folder)
-    again = load_model(opened.spec, opened.tensors, Build("cpu", torch.float32))
+    again = load_model(opened.spec, opened.tensors, ModelBuild("cpu", torch.float32))
     tokens_T = tokens_of(model, 12)
     with torch.no_grad():
         before, after = (one.logits(hidden(one, tokens_T)) for one in (model, again))

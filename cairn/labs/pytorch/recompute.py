@@ -104,12 +104,12 @@ def _pass(spec: Any, tokens_T: Any, kind: Any) -> Pass:
     from torch.utils.flop_counter import FlopCounterMode
 
     from cairn.labs.pytorch._watched import Watched
-    from cairn.models.attend import Packed
+    from cairn.models.attend import PackedDocuments
     from cairn.train.parallel.mesh import Mesh
     from cairn.train.parallel.parallelize import parallelize
 
     (model,) = parallelize(spec, Mesh.alone(), recompute=kind).stages
-    attend = Packed([len(tokens_T)])
+    attend = PackedDocuments([len(tokens_T)])
     positions_T = attend.positions_T()
     with Watched() as watched:
         states_TD = model(tokens_T, positions_T, attend)

@@ -71,13 +71,13 @@ def largest_difference(lengths: list[int]) -> float:
     """Between the vectors of texts that are packed into one batch, and of each alone."""
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.encoder.attend import Bidirectional
     from cairn.models.encoder.model import Encoder
     from cairn.models.encoder.pool import pooled
     from cairn.models.weights import fill_random
 
-    model = Encoder(SPEC, Build("meta", torch.float32, fused=True))
+    model = Encoder(SPEC, ModelBuild("meta", torch.float32, fused=True))
     fill_random(model, model.slots(), torch.device("cpu"), 0)
     draw = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, SPEC.shape.vocab, (length,), generator=draw) for length in lengths]

@@ -72,11 +72,11 @@ def written(model: "T5", length: int, remembers: bool) -> Run:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from cairn.models.text_to_text.model import Written
+    from cairn.models.text_to_text.model import DecodedTokens
 
     source_S, answer_T = texts(length)
     memory_SD = model.encode(source_S)
-    memory, kept, steps, logits = None, Written(), [], []
+    memory, kept, steps, logits = None, DecodedTokens(), [], []
     counter = FlopCounterMode(display=False)
     with counting(model) as read:
         for number, token in enumerate(answer_T.tolist()):
@@ -101,10 +101,10 @@ def texts(length: int) -> tuple["torch.Tensor", "torch.Tensor"]:
 
 def apart(model: "T5", length: int, logits_TV: "torch.Tensor") -> float:
     """The largest difference of a logit to an answer that is read in one pass."""
-    from cairn.models.text_to_text.model import Written
+    from cairn.models.text_to_text.model import DecodedTokens
 
     source_S, answer_T = texts(length)
-    whole_TV = model.read(answer_T, Written(), model.remember(source_S))
+    whole_TV = model.read(answer_T, DecodedTokens(), model.remember(source_S))
     return float((whole_TV - logits_TV).abs().max())
 
 

@@ -21,11 +21,11 @@ def load(url: str, clients: int, count: int) -> tuple[float, float, int]:
     """Answers and tokens a second of so many clients at once, and how many failed."""
     from cairn.bench.load_client import LoadClient, Target
     from cairn.bench.load_drive import closed_loop
-    from cairn.bench.load_prompts import Ask
+    from cairn.bench.load_prompts import LoadRequest
 
     async def drive() -> tuple[float, float, int]:
         async with LoadClient(Target(url=url, model="paced", timeout_s=30)) as client:
-            asks = itertools.repeat(Ask([5, 6, 7, 8], TOKENS))
+            asks = itertools.repeat(LoadRequest([5, 6, 7, 8], TOKENS))
             began = time.perf_counter()
             records = await closed_loop(client, asks, clients, count)
             took = time.perf_counter() - began

@@ -63,9 +63,9 @@ def counted_flops(tower: "Tower", side: int) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from cairn.models.vision.tower import Grid
+    from cairn.models.vision.tower import PatchGrid
 
-    grid = Grid(side // PATCH, side // PATCH)
+    grid = PatchGrid(side // PATCH, side // PATCH)
     patches_PE = torch.zeros(grid.patches, 3 * PATCH * PATCH)
     # The counter knows products; attention that is one operation on a CPU would count as nothing.
     with (
@@ -95,14 +95,14 @@ def towers_work(requests: int, pictures: int) -> int:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.vision.tower import Tower
     from cairn.models.weights import fill_random
 
     bench.step("tokens by size")
     sides = (224, 448, 896, 1792)
     tokens = [(float(side), float(tokens_of(side))) for side in sides]
-    tower = Tower(SPEC, Build("meta", torch.float32, fused=False))
+    tower = Tower(SPEC, ModelBuild("meta", torch.float32, fused=False))
     fill_random(tower, tower.slots(), torch.device("cpu"), 0)
     small, large = (112, 448)
     bench.step("FLOPs of the tower")

@@ -72,9 +72,9 @@ def _decode(pool: "Tensor", length: int, last: int) -> Callable[[], None]:
     """A call that attends to the `last` tokens of the next few sequences of this length, AT_ONCE tokens in all."""
     import torch
 
-    from cairn.models.attend import Rule, attention
+    from cairn.models.attend import AttentionRule, attention
 
-    rule = Rule(layer=0, scale=SIZE**-0.5)
+    rule = AttentionRule(layer=0, scale=SIZE**-0.5)
     q_1HC = torch.randn(1, HEADS, SIZE)
     ends = range(length, pool.shape[1] + 1, length)
     caches = cycle([pool[:, end - last : end].unbind() for end in ends])
@@ -113,12 +113,14 @@ def _window_rule() -> Check:
     """The model's rule of a window against attention that is given the last tokens alone."""
     import torch
 
-    from cairn.models.attend import Rule, attention
+    from cairn.models.attend import AttentionRule, attention
 
     q_1HC = torch.randn(1, HEADS, SIZE)
     k_NKC, v_NKC = torch.randn(2, 2 * WINDOW, KV_HEADS, SIZE).unbind()
-    alone = attention(q_1HC, k_NKC[-WINDOW:], v_NKC[-WINDOW:], Rule(layer=0, scale=SIZE**-0.5))
-    ruled = attention(q_1HC, k_NKC, v_NKC, Rule(layer=0, scale=SIZE**-0.5, window=WINDOW))
+    alone = attention(
+        q_1HC, k_NKC[-WINDOW:], v_NKC[-WINDOW:], AttentionRule(layer=0, scale=SIZE**-0.5)
+    )
+    ruled = attention(q_1HC, k_NKC, v_NKC, AttentionRule(layer=0, scale=SIZE**-0.5, window=WINDOW))
     return Check(
         what=Words(
             "largest difference of the window's rule and of its tokens alone",

@@ -81,14 +81,14 @@ def decoded(spec: ModelSpec, outputs: int) -> tuple[list[int], list[int]]:
     """Tokens by the engine, and what a pass over the whole text without a cache would have chosen at each place."""
     import torch
 
-    from cairn.models.attend import Packed
+    from cairn.models.attend import PackedDocuments
 
     engine = small_engine(spec, block_size=PAGE, num_gpu_blocks_override=64)
     request = ask(0, words(PROMPT, spec.vocab, seed=3), outputs)
     drain(engine, [request])
     answered = list(request.outputs)
     text = torch.tensor([*request.prompt, *answered])
-    whole = Packed([len(text)])
+    whole = PackedDocuments([len(text)])
     with torch.inference_mode():
         model = engine.runner.model
         hidden_TD = model(text, whole.positions_T(), whole)
@@ -100,10 +100,10 @@ def one_token(bench: Workbench, length: int) -> tuple[float, float]:
     """Seconds of one query over so many cached rows: expanded, and absorbed."""
     import torch
 
-    from cairn.models.attend import Rule, attention
+    from cairn.models.attend import AttentionRule, attention
 
     tokens, rows_N1E = _inputs(length)
-    rule = Rule(0, (SIZE + ROTARY) ** -0.5, 0, 0.0)
+    rule = AttentionRule(0, (SIZE + ROTARY) ** -0.5, 0, 0.0)
 
     def expanded() -> "Tensor":
         return attention(tokens.q_THC, *tokens.expansion.expanded(rows_N1E[:, 0]), rule)
@@ -122,12 +122,12 @@ def _inputs(length: int) -> "tuple[LatentTokens, Tensor]":
     """The model's own expansion, a query, and rows of so many tokens."""
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.latent import Expansion, LatentTokens
 
     assert LATENT.latent is not None
     draw = torch.Generator().manual_seed(1)
-    expansion = Expansion(Build(device="cpu", dtype=torch.float32), LATENT, LATENT.latent)
+    expansion = Expansion(ModelBuild(device="cpu", dtype=torch.float32), LATENT, LATENT.latent)
     with torch.no_grad():
         expansion.weight.normal_(std=0.1, generator=draw)
     q_THC = torch.randn(1, HEADS, SIZE + ROTARY, generator=draw)

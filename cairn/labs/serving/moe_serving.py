@@ -73,12 +73,12 @@ def expert_layer() -> "ExpertLayer":
     """The experts of a model with random weights, with their router."""
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.experts import ExpertLayer
     from cairn.models.transformer import Layer
     from cairn.models.weights import random_model
 
-    first = random_model(SPEC, Build("cpu", torch.float32)).eval().layers[0]
+    first = random_model(SPEC, ModelBuild("cpu", torch.float32)).eval().layers[0]
     assert isinstance(first, Layer)
     assert isinstance(first.feed_forward, ExpertLayer)
     return first.feed_forward

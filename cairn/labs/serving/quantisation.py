@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cairn.compress.quality import Quality
-    from cairn.models.quantized.rounding import Grid
+    from cairn.models.quantized.rounding import QuantizationGrid
     from cairn.models.transformer import Transformer
 
 ROWS, COLUMNS, GROUP = 1024, 1024, 32
@@ -33,11 +33,14 @@ def uniform_error(span: float, levels: int) -> float:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.quantized.rounding import Grid
+    from cairn.models.quantized.rounding import QuantizationGrid
 
     weight_NK = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     bench.step("rounding a matrix")
-    int8, int4 = Grid("int8", activations="token"), Grid("int4", GROUP, symmetric=False)
+    int8, int4 = (
+        QuantizationGrid("int8", activations="token"),
+        QuantizationGrid("int4", GROUP, symmetric=False),
+    )
     errors = {"int8": _error(weight_NK, int8), "int4": _error(weight_NK, int4)}
     # Of n draws from a normal distribution, the largest magnitude and the range, by tables of order statistics.
     foreseen8 = uniform_error(2 * 3.45, 254)  # the largest of 1024: about 3.45 sigma
@@ -78,7 +81,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _error(weight_NK: "Tensor", grid: "Grid") -> float:
+def _error(weight_NK: "Tensor", grid: "QuantizationGrid") -> float:
     from cairn.models.quantized.rounding import fake_quantized
 
     return float((fake_quantized(weight_NK, grid) - weight_NK).pow(2).mean().sqrt())
@@ -146,21 +149,21 @@ def _text() -> "tuple[Transformer, Tensor]":
     return opened.load("cpu", "float32").model, windows(ids, 128, "the labs")[:4]
 
 
-def _of_a_model(bench: Workbench, name: str, grid: "Grid") -> "Quality":
+def _of_a_model(bench: Workbench, name: str, grid: "QuantizationGrid") -> "Quality":
     """What rounding all layers of the shipped model to nearest does to its predictions."""
     import torch
 
     from cairn.compress.quality import Reference
-    from cairn.compress.quantize import Settings, quantize_model
+    from cairn.compress.quantize import QuantizeSettings, quantize_model
 
     bench.step(f"cairn-tiny in {name}")
     model, windows_BL = _text()
     reference = Reference(model, windows_BL)
-    quantize_model(model, windows_BL[:1], grid, Settings(method="rtn"), torch.bfloat16)
+    quantize_model(model, windows_BL[:1], grid, QuantizeSettings(method="rtn"), torch.bfloat16)
     return reference.compare(model)
 
 
-def _gptq_over_nearest(bench: Workbench, grid: "Grid") -> float:
+def _gptq_over_nearest(bench: Workbench, grid: "QuantizationGrid") -> float:
     """The worst matrix of the first layer: how much less of its output is lost."""
     import torch
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cairn.comm.schedule.catalogue import make
-from cairn.comm.schedule.ops import Schedule
+from cairn.comm.schedule.ops import CollectiveSchedule
 from cairn.labs.torch_backend.errors import CommError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NAME = "switch_all_reduce"
 
 
 @functools.lru_cache(maxsize=64)
-def schedule_of_switch(workers: int, chunks: int, pool: int) -> Schedule:
+def schedule_of_switch(workers: int, chunks: int, pool: int) -> CollectiveSchedule:
     return make("all_reduce", "switch", workers, chunks=chunks, pool=pool)
 
 

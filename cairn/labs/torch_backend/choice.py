@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.comm.cost import Estimate, Link
-from cairn.comm.schedule.ops import Collective, Kind
+from cairn.comm.cost import Estimate, LinkCost
+from cairn.comm.schedule.ops import Collective, OpKind
 from cairn.labs.torch_backend.program import ORDERED, schedule_named
 
-SHARED = Link(alpha_us=50.0, gb_per_s=5.0)  # of a message; of a touch: copy in, copy out or add
+SHARED = LinkCost(alpha_us=50.0, gb_per_s=5.0)  # of a message; of a touch: copy in, copy out or add
 CANDIDATES: dict[Collective, tuple[str, ...]] = {
     "all_reduce": ("one_shot", "two_shot", "ring", "halving_doubling", "two_level"),
     "all_gather": ("direct", "ring", "bruck", "two_level"),
@@ -73,7 +73,7 @@ def choose(
     collective: Collective,
     places: Places,
     size: int,
-    network: Link,
+    network: LinkCost,
     deterministic: bool = False,
     forced: str = "",
 ) -> Chosen:
@@ -92,7 +92,7 @@ def choose(
     return Chosen(name, places.gpus, chunks, PARTS if between and size >= PARTS_LEAST else 1)
 
 
-def ranked(collective: Collective, places: Places, size: int, network: Link) -> list[Estimate]:
+def ranked(collective: Collective, places: Places, size: int, network: LinkCost) -> list[Estimate]:
     """Every candidate, fastest first; equals keep the order of the table."""
     rows = []
     chunks = min(max(size // CHUNK_BYTES, 1), MOST_CHUNKS)
@@ -114,12 +114,12 @@ def load_of(collective: Collective, name: str, places: Places, chunks: int) -> L
     schedule = schedule_named(collective, name, places.ranks, 0, places.gpus, chunks)
     ops, ranks = schedule.ops, places.ranks
     # A receive that reduces reads two and writes one; a copy reads one and writes one.
-    weight = np.where(ops.kind == int(Kind.RECV_REDUCE), 1.5, 1.0)
+    weight = np.where(ops.kind == int(OpKind.RECV_REDUCE), 1.5, 1.0)
     touched = np.bincount(ops.rank, weights=weight, minlength=ranks) / schedule.chunks
     away = ops.peer >= 0
     message = np.unique(np.stack([ops.rank[away], ops.peer[away], ops.step[away]]), axis=1)
     messages = np.bincount(message[0], minlength=ranks) if message.size else np.zeros(1, np.int64)
-    sends = ops.kind == int(Kind.SEND)
+    sends = ops.kind == int(OpKind.SEND)
     host = np.array(places.hosts)
     source, target = host[ops.rank[sends]], host[ops.peer[sends]]
     crossing = source != target

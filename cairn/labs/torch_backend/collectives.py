@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from cairn.comm.cost import Link
-from cairn.comm.schedule.ops import Collective, Schedule
+from cairn.comm.cost import LinkCost
+from cairn.comm.schedule.ops import Collective, CollectiveSchedule
 from cairn.labs.torch_backend import reduction
 from cairn.labs.torch_backend.choice import Places, choose
 from cairn.labs.torch_backend.executor import Executor
@@ -47,7 +47,7 @@ class Collectives:
         self.place = self.order.index(self.rank)
         self.places = Places(tuple(hosts.index(mesh.hosts[r]) for r in self.order))
         self._guard, self._options, self._flight = guard, options, flight
-        self._network = Link(alpha_us=options.tcp_alpha_us, gb_per_s=options.tcp_gbit / 8)
+        self._network = LinkCost(alpha_us=options.tcp_alpha_us, gb_per_s=options.tcp_gbit / 8)
         self._executor = Executor(
             mesh.links[COLLECTIVE], mesh.names, self.order, guard, options.spin_us
         )
@@ -150,7 +150,7 @@ class Collectives:
 
     def run_placed(
         self,
-        schedule: Schedule,
+        schedule: CollectiveSchedule,
         order: Sequence[int],
         views: Sequence[torch.Tensor],
         operation: str,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cairn.comm.schedule.ops import Kind
+from cairn.comm.schedule.ops import OpKind
 from cairn.labs.torch_backend.hang_detector import LOOK_S, HangDetector
 from cairn.labs.torch_backend.link import Combine, Incoming, Link, Outgoing
 from cairn.labs.torch_backend.program import Program
@@ -63,7 +63,7 @@ class Executor:
         sending: dict[int, list[tuple[int, Outgoing]]] = {}  # by slot, to whom it has not left yet
         for kind, slot, place, source in program.steps:
             view = views[slot]
-            if kind is Kind.SEND:
+            if kind is OpKind.SEND:
                 out = Outgoing(view, header)
                 if not self._send(self._order[place], out):
                     sending.setdefault(slot, []).append((place, out))
@@ -71,18 +71,18 @@ class Executor:
             behind = None
             if slot in sending:
                 left = [(to, out) for to, out in sending.pop(slot) if not out.done]
-                if kind is Kind.RECV_REDUCE and [to for to, _ in left] == [place]:
+                if kind is OpKind.RECV_REDUCE and [to for to, _ in left] == [place]:
                     behind = left[0][1]
                 else:
                     self._drain([out for _, out in left], call, timeout_s)
-            if kind is Kind.COPY:
+            if kind is OpKind.COPY:
                 view.copy_(views[source])
-            elif kind is Kind.REDUCE:
+            elif kind is OpKind.REDUCE:
                 assert combine is not None
                 combine(view, views[source])
             else:
                 peer = self._order[place]
-                by = combine if kind is Kind.RECV_REDUCE else None
+                by = combine if kind is OpKind.RECV_REDUCE else None
                 stream = Incoming(view, call, header, by, self._names[peer], self._own_name, behind)
                 self._receive(peer, stream, call, timeout_s)
         if self._waiting:

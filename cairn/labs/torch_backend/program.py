@@ -21,14 +21,14 @@ import numpy as np
 
 from cairn.comm.schedule.algorithms import direct_gather
 from cairn.comm.schedule.catalogue import make
-from cairn.comm.schedule.ops import Collective, Kind, Schedule
-from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.ops import Collective, CollectiveSchedule, OpKind
+from cairn.comm.schedule.plan import SchedulePlan
 
 ORDERED = "ordered"  # sums in rank order, see `ordered_all_reduce`
 
 
 class Step(NamedTuple):
-    kind: Kind
+    kind: OpKind
     slot: int
     peer: int  # -1 for what stays in the rank
     source: int  # slot that COPY and REDUCE read
@@ -51,7 +51,7 @@ def schedule_named(
     gpus: int | None = None,
     chunks: int = 4,
     parts: int = 1,
-) -> Schedule:
+) -> CollectiveSchedule:
     if name == ORDERED:
         build = ordered_reduce_scatter if collective == "reduce_scatter" else ordered_all_reduce
         return build(ranks)
@@ -74,19 +74,19 @@ def program_of(
     return lower(schedule_named(collective, name, ranks, root, gpus, chunks, parts), rank)
 
 
-def lower(schedule: Schedule, rank: int) -> Program:
+def lower(schedule: CollectiveSchedule, rank: int) -> Program:
     ops = schedule.ops
     mine = np.flatnonzero(ops.rank == rank)
-    sends, step = ops.kind[mine] == int(Kind.SEND), ops.step[mine]
+    sends, step = ops.kind[mine] == int(OpKind.SEND), ops.step[mine]
     if schedule.channels > 1 and (ops.after[mine] < 0).all():
         mine = mine[np.lexsort((mine, sends, ops.channel[mine], step - sends))]
     elif schedule.channels > 1:
         mine = mine[np.lexsort((mine, ~sends, step))]
     steps = tuple(
-        Step(Kind(int(ops.kind[i])), int(ops.slot[i]), int(ops.peer[i]), int(ops.source[i]))
+        Step(OpKind(int(ops.kind[i])), int(ops.slot[i]), int(ops.peer[i]), int(ops.source[i]))
         for i in mine
     )
-    written = frozenset(step.slot for step in steps if step.kind != Kind.SEND)
+    written = frozenset(step.slot for step in steps if step.kind != OpKind.SEND)
     return Program(schedule.name, schedule.chunks, schedule.slots, steps, written)
 
 
@@ -95,9 +95,9 @@ def gather_program(ranks: int, rank: int, root: int) -> Program:
     """Slot r is what rank r brings; the root receives them all."""
     others = [r for r in range(ranks) if r != root]
     if rank == root:
-        steps = tuple(Step(Kind.RECV, other, other, -1) for other in others)
+        steps = tuple(Step(OpKind.RECV, other, other, -1) for other in others)
     else:
-        steps = (Step(Kind.SEND, rank, root, -1),)
+        steps = (Step(OpKind.SEND, rank, root, -1),)
     return _straight("gather", ranks, steps)
 
 
@@ -106,18 +106,18 @@ def scatter_program(ranks: int, rank: int, root: int) -> Program:
     """Slot r is what rank r gets; the root sends them all."""
     others = [r for r in range(ranks) if r != root]
     if rank == root:
-        steps = tuple(Step(Kind.SEND, other, other, -1) for other in others)
+        steps = tuple(Step(OpKind.SEND, other, other, -1) for other in others)
     else:
-        steps = (Step(Kind.RECV, rank, root, -1),)
+        steps = (Step(OpKind.RECV, rank, root, -1),)
     return _straight("scatter", ranks, steps)
 
 
 def _straight(name: str, ranks: int, steps: tuple[Step, ...]) -> Program:
-    written = frozenset(step.slot for step in steps if step.kind != Kind.SEND)
+    written = frozenset(step.slot for step in steps if step.kind != OpKind.SEND)
     return Program(name, ranks, ranks, steps, written)
 
 
-def ordered_all_reduce(ranks: int) -> Schedule:
+def ordered_all_reduce(ranks: int) -> CollectiveSchedule:
     """All-reduce that sums in rank order, so that the bits of a sum do not depend on the size of the vector.
 
         owner of chunk c: rank c              1  each rank sends chunk c to its owner, into a slot of its own
@@ -131,14 +131,14 @@ def ordered_all_reduce(ranks: int) -> Schedule:
     return plan.lower("ordered", "all_reduce", chunks=ranks, slots=2 * ranks)
 
 
-def ordered_reduce_scatter(ranks: int) -> Schedule:
+def ordered_reduce_scatter(ranks: int) -> CollectiveSchedule:
     """Reduce-scatter in rank order: steps 1 and 2 of `ordered_all_reduce`."""
     return _sums(ranks).lower("ordered", "reduce_scatter", chunks=ranks, slots=2 * ranks)
 
 
-def _sums(ranks: int) -> Plan:
+def _sums(ranks: int) -> SchedulePlan:
     """Chunk r of all ranks added up at rank r; slot n + k holds what came from rank k."""
-    plan = Plan(ranks)
+    plan = SchedulePlan(ranks)
     rank = np.arange(ranks)
     later = rank[1:]  # rank 0 begins with its own, where it already is
     plan.copy(later, later, to=ranks + later)

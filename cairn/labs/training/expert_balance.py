@@ -20,14 +20,14 @@ def skewed_router(rate: float) -> Any:
     import msgspec
     import torch
 
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.presets import preset
     from cairn.models.spec import Experts
     from cairn.train.parallel.balance import BalancedRouter
 
     experts = Experts(count=EXPERTS, per_token=PER_TOKEN, intermediate=32, choice_bias=True)
     spec = msgspec.structs.replace(preset("tiny-qwen3"), experts=experts)
-    router: Any = BalancedRouter(Build("cpu", torch.float32), spec, experts, 0.0, rate, None)
+    router: Any = BalancedRouter(ModelBuild("cpu", torch.float32), spec, experts, 0.0, rate, None)
     torch.manual_seed(0)
     with torch.no_grad():
         router.bias_E.zero_()

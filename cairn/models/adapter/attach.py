@@ -14,18 +14,18 @@ from typing import NamedTuple, cast
 from torch import nn
 
 from cairn.core.errors import ConfigError, UnsupportedModel
-from cairn.models.adapter.lora import EmbeddingLoRA, LoRA, Part, adapters
+from cairn.models.adapter.lora import EmbeddingLoRA, LoRA, LoRAPart, adapters
 from cairn.models.adapter.spec import AdapterSpec, check_targets
-from cairn.models.build import Build
-from cairn.models.checkpoint_names import Source, source
-from cairn.models.linear.maps import Columns, Linear, Rows, Vocabulary
+from cairn.models.build import ModelBuild
+from cairn.models.checkpoint_names import TensorLocation, source
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear, Vocabulary
 from cairn.models.spec import ModelSpec
 
 ADAPTED = "*.adapter.*"  # the names of an adapter's tensors in our checkpoints
 EMBEDDING = "embedding"
 
 
-Shape = tuple[tuple[int, int], tuple[Part, ...]]  # of a map and its adapter
+Shape = tuple[tuple[int, int], tuple[LoRAPart, ...]]  # of a map and its adapter
 
 
 class Addend(NamedTuple):
@@ -37,7 +37,7 @@ def attach(
     model: nn.Module,
     spec: ModelSpec,
     adapter: AdapterSpec,
-    build: Build,
+    build: ModelBuild,
     names: Sequence[str] | None = None,
 ) -> list[LoRA | EmbeddingLoRA]:
     """Adapters on all maps that `adapter` covers, with blank parameters. `names`: all maps, where `model` is a part."""
@@ -50,7 +50,7 @@ def addends(
     model: nn.Module,
     spec: ModelSpec,
     adapter: AdapterSpec,
-    build: Build,
+    build: ModelBuild,
     names: Sequence[str] | None = None,
     alike: bool = False,
 ) -> dict[str, Addend]:
@@ -109,15 +109,15 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 def _maps(model: nn.Module) -> Iterator[tuple[str, Linear]]:
     for path, module in model.named_modules():
-        if isinstance(module, Columns | Rows | Vocabulary):
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear | Vocabulary):
             yield path, module
 
 
 def _part_names(home: Linear) -> list[str]:
-    return list(home.parts) if isinstance(home, Columns) else [""]
+    return list(home.parts) if isinstance(home, ColumnParallelLinear) else [""]
 
 
-def _place(spec: ModelSpec, path: str, part: str) -> Source:
+def _place(spec: ModelSpec, path: str, part: str) -> TensorLocation:
     inner = f"{path}.{part}" if part else path
     return source(spec.family, f"{inner}.weight")
 
@@ -131,7 +131,7 @@ def _adapt(
     home: Linear,
     spec: ModelSpec,
     adapter: AdapterSpec,
-    build: Build,
+    build: ModelBuild,
     blanks: dict[Shape, LoRA] | None,
 ) -> LoRA | EmbeddingLoRA | None:
     names = {part: _name(spec, path, part) for part in _part_names(home)}
@@ -155,9 +155,9 @@ def _adapt(
     return blanks[shape].at(home)
 
 
-def _parts(home: Linear, adapter: AdapterSpec, covered: Mapping[str, str]) -> list[Part]:
+def _parts(home: Linear, adapter: AdapterSpec, covered: Mapping[str, str]) -> list[LoRAPart]:
     """`covered`: the names, in a checkpoint, of the parts that get an adapter."""
-    if isinstance(home, Columns):
+    if isinstance(home, ColumnParallelLinear):
         sizes = {name: (home.rows[name], home.parts[name]) for name in home.parts}
     elif isinstance(home, Vocabulary):
         sizes = {"": (home.rows, home.shape[0])}
@@ -168,12 +168,12 @@ def _parts(home: Linear, adapter: AdapterSpec, covered: Mapping[str, str]) -> li
         theirs = covered.get(name)
         rank = 0 if theirs is None else adapter.rank_of(theirs)
         scale = adapter.scale_of(theirs) if theirs is not None and rank else 0.0
-        parts.append(Part(name, rows, total, rank, scale))
+        parts.append(LoRAPart(name, rows, total, rank, scale))
     return parts
 
 
 def _adapt_vocabulary(
-    path: str, home: Vocabulary, spec: ModelSpec, adapter: AdapterSpec, build: Build
+    path: str, home: Vocabulary, spec: ModelSpec, adapter: AdapterSpec, build: ModelBuild
 ) -> LoRA | EmbeddingLoRA:
     name = _name(spec, path, "")
     if spec.tied:

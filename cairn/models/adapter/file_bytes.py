@@ -23,7 +23,7 @@ READERS = 4
 LENGTH = 8  # bytes in which a file says how long its header is
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredTensorHeader(msgspec.Struct, frozen=True):
     """Header entry of a tensor in a safetensors file."""
 
     dtype: str
@@ -32,7 +32,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class FileBytes(NamedTuple):
-    stored: dict[str, Stored]
+    stored: dict[str, StoredTensorHeader]
     raw: Tensor  # all tensors of the file, in its type and order
 
 
@@ -119,7 +119,7 @@ class FileReader:
             one.result()
 
 
-def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
+def read_header(file: Path) -> tuple[int, dict[str, StoredTensorHeader]]:
     """Return the data offset and the tensors of a file, which the safetensors library validates first."""
     try:
         with safe_open(file, framework="pt"), file.open("rb") as opened:
@@ -128,7 +128,7 @@ def read_header(file: Path) -> tuple[int, dict[str, Stored]]:
     except (SafetensorError, OSError) as error:
         raise unreadable(file, error) from None
     fields.pop("__metadata__", None)
-    return LENGTH + length, msgspec.convert(fields, dict[str, Stored])
+    return LENGTH + length, msgspec.convert(fields, dict[str, StoredTensorHeader])
 
 
 def _read_into(there: Tensor, descriptor: int, start: int, file: Path) -> None:

@@ -4,8 +4,8 @@
     DoRA   (m/|W + sBA| - 1) W x + m/|W + sBA| s B A x   m [N]; the norm of each row has no gradient
 
 A map of several parts (q, k, v) has one matrix A with the rows of all parts, so that one product shrinks x for all of
-them, and a B for each part. Under tensor parallelism B is cut as the rows of a `Columns`, A as the columns of a `Rows`;
-the other one is whole on each rank and its gradients are summed (`Shards.whole`).
+them, and a B for each part. Under tensor parallelism B is cut as the rows of a `ColumnParallelLinear`, A as the columns
+of a `RowParallelLinear`; the other one is whole on each rank and its gradients are summed (`Shards.whole`).
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.form import Epilogue
-from cairn.models.linear.maps import Columns, Linear, Rows, Vocabulary
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear, Vocabulary
 
 
-class Part(NamedTuple):
-    """A part of a `Columns` map, or the whole map."""
+class LoRAPart(NamedTuple):
+    """A part of a `ColumnParallelLinear` map, or the whole map."""
 
     name: str  # "q", or "" for the only one
     rows: int  # on this rank
@@ -31,10 +31,10 @@ class Part(NamedTuple):
     scale: float
 
 
-class LoRA(Holder):
+class LoRA(SlotModule):
     """The adapter of one linear map; `attach` puts it there."""
 
-    def __init__(self, build: Build, home: Linear, parts: list[Part], dora: bool) -> None:
+    def __init__(self, build: ModelBuild, home: Linear, parts: list[LoRAPart], dora: bool) -> None:
         super().__init__()
         self.home = (home,)  # in a tuple: it is not a module inside this one
         self.parts, self.dora, self.enabled = parts, dora, True
@@ -52,32 +52,32 @@ class LoRA(Holder):
         """Return the addend of the adapter to the output of its map."""
         if not self.enabled:
             return x_MK.new_zeros(len(x_MK), sum(part.rows for part in self.parts))
-        columns = isinstance(self.home[0], Columns | Vocabulary)
+        columns = isinstance(self.home[0], ColumnParallelLinear | Vocabulary)
         a_RK = self.shards.whole(self.a_RK) if columns else self.a_RK
         h_MR = linear(x_MK.to(a_RK.dtype), a_RK)
         out_MN = torch.cat([self._grown(part, h, columns) for part, h in self._split(h_MR)], -1)
         out_MN = self._with_magnitudes(x_MK, out_MN) if self.dora else out_MN
         return out_MN.to(x_MK.dtype)
 
-    def delta(self, part: Part) -> Tensor:
+    def delta(self, part: LoRAPart) -> Tensor:
         """scale * B A of a part, float32, as stored on this rank."""
         start = sum(other.rank for other in self.parts[: self.parts.index(part)])
         a_RK = self.a_RK.detach()[start : start + part.rank].float()
         return part.scale * (self.b_of(part).detach().float() @ a_RK)
 
-    def b_of(self, part: Part) -> Tensor:
+    def b_of(self, part: LoRAPart) -> Tensor:
         return cast(Tensor, getattr(self, _key("b", part)))
 
-    def magnitude(self, part: Part) -> Tensor:
+    def magnitude(self, part: LoRAPart) -> Tensor:
         return cast(Tensor, getattr(self, _key("m", part)))
 
-    def _split(self, h_MR: Tensor) -> Iterator[tuple[Part, Tensor]]:
+    def _split(self, h_MR: Tensor) -> Iterator[tuple[LoRAPart, Tensor]]:
         start = 0
         for part in self.parts:
             yield part, h_MR[:, start : start + part.rank]
             start += part.rank
 
-    def _grown(self, part: Part, h_Mr: Tensor, columns: bool) -> Tensor:
+    def _grown(self, part: LoRAPart, h_Mr: Tensor, columns: bool) -> Tensor:
         if not part.rank:
             return h_Mr.new_zeros(len(h_Mr), part.rows)
         b_Nr = self.b_of(part)
@@ -98,14 +98,14 @@ class LoRA(Holder):
     def _gains(self) -> Tensor:
         return torch.cat([self._gain(part, weight) for part, weight in self._weights()])
 
-    def _gain(self, part: Part, weight_NK: Tensor) -> Tensor:
+    def _gain(self, part: LoRAPart, weight_NK: Tensor) -> Tensor:
         """m / |W + sBA| of each row; 1 where the part has no adapter."""
         if not part.rank:
             return weight_NK.new_ones(part.rows)
         norm_N = (weight_NK.detach().float() + self.delta(part)).norm(dim=1)
         return self.magnitude(part) / norm_N.to(weight_NK.dtype)
 
-    def _weights(self) -> Iterator[tuple[Part, Tensor]]:
+    def _weights(self) -> Iterator[tuple[LoRAPart, Tensor]]:
         """The weights of each part, whether they lie in one matrix or in several."""
         rows_NK = torch.cat([weight.detach() for weight in self.home[0].matrices()])
         start = 0
@@ -157,13 +157,13 @@ class LoRA(Holder):
 
     def _whole_width(self) -> int:
         home = self.home[0]
-        return home.shape[1] if isinstance(home, Rows) else self.a_RK.shape[1]
+        return home.shape[1] if isinstance(home, RowParallelLinear) else self.a_RK.shape[1]
 
 
-class EmbeddingLoRA(Holder):
+class EmbeddingLoRA(SlotModule):
     """The adapter of a lookup: s B a[token], with A stored as [r, V]."""
 
-    def __init__(self, build: Build, vocab: int, width: int, rank: int, scale: float) -> None:
+    def __init__(self, build: ModelBuild, vocab: int, width: int, rank: int, scale: float) -> None:
         super().__init__()
         self.scale, self.enabled = scale, True
         self.a_rV, self.b_Dr = build.parameter(rank, vocab), build.parameter(width, rank)
@@ -179,7 +179,7 @@ class EmbeddingLoRA(Holder):
         yield Slot("b", "b_Dr", tuple(self.b_Dr.shape))
 
 
-def _key(kind: str, part: Part) -> str:
+def _key(kind: str, part: LoRAPart) -> str:
     return f"{kind}_{part.name}" if part.name else kind
 
 

@@ -30,7 +30,7 @@ CHANGES_BASE = (
 )  # initialisations that rewrite the base
 
 
-class Fields(msgspec.Struct, frozen=True):
+class PeftFields(msgspec.Struct, frozen=True):
     """Fields of PEFT's adapter_config.json with PEFT's names and defaults; unset fields are written as null."""
 
     r: Annotated[int, msgspec.Meta(ge=1)] = 8
@@ -68,11 +68,11 @@ def read_config(folder: Path) -> tuple[AdapterSpec, str]:
     return spec, fields.base_model_name_or_path or ""
 
 
-def _fields(file: Path) -> Fields:
+def _fields(file: Path) -> PeftFields:
     written = read_json(file)
     _refuse(written, file)
     try:
-        fields = msgspec.convert(written, Fields)
+        fields = msgspec.convert(written, PeftFields)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}", hint="compare it with what PEFT writes") from None
     alphas = {"lora_alpha": fields.lora_alpha, **(fields.alpha_pattern or {})}

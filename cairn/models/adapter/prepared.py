@@ -26,7 +26,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 
 
-class Span(NamedTuple):
+class BufferSpan(NamedTuple):
     """Location of a tensor in the flat buffer of an adapter."""
 
     begin: int
@@ -46,8 +46,8 @@ class PreparedAdapter:
         build = model.build._replace(device="meta", dtype=dtype)
         names = map_names(model, model.spec)
         self.made = addends(model, model.spec, spec, build, names, alike=True)
-        self.parameters: dict[str, dict[str, Span]] = {}  # by path, then by name
-        self.places: dict[str, Span] = {}  # by the names of a file
+        self.parameters: dict[str, dict[str, BufferSpan]] = {}  # by path, then by name
+        self.places: dict[str, BufferSpan] = {}  # by the names of a file
         self.size, self.reorders = 0, False
         alike: dict[int, tuple[list[tuple[str, Tensor]], list[Slot]]] = {}  # layers repeat
         for path, one in self.made.items():
@@ -62,7 +62,7 @@ class PreparedAdapter:
         """The tensors of one map, behind those of the maps before it."""
         spans = self.parameters[path] = {}
         for name, blank in tensors:
-            spans[name] = Span(self.size, tuple(blank.shape), blank.stride())
+            spans[name] = BufferSpan(self.size, tuple(blank.shape), blank.stride())
             self.size = spans[name].end
         for slot in slots:
             span = spans[slot.parameter]
@@ -70,7 +70,7 @@ class PreparedAdapter:
             ours = f"{path}.adapter.{slot.name}"
             self.reorders |= bool(row_order(spec, ours))
             begin = span.begin + first * prod(span.shape[1:])
-            self.places[PREFIX + peft_name(spec, ours)] = Span(begin, tuple(slot.shape))
+            self.places[PREFIX + peft_name(spec, ours)] = BufferSpan(begin, tuple(slot.shape))
 
     @property
     def covers(self) -> bool:
@@ -120,7 +120,7 @@ class PreparedAdapter:
         }
 
 
-def views_of(flat: Tensor, spans: Mapping[str, Span]) -> dict[str, Tensor]:
+def views_of(flat: Tensor, spans: Mapping[str, BufferSpan]) -> dict[str, Tensor]:
     return {name: flat.as_strided(s.shape, s.stride, s.begin) for name, s in spans.items()}
 
 

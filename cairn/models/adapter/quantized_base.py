@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cairn.kernels.quantize.nf4 import dequantize_nf4, quantize_nf4
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.linear.nf4 import NF4Form
 
 
@@ -35,7 +35,7 @@ def round_base(model: nn.Module) -> None:
             owner.weight = nn.Parameter(own_NK.clone(), requires_grad=False)
 
 
-def _maps(model: nn.Module) -> Iterator[Columns | Rows]:
+def _maps(model: nn.Module) -> Iterator[ColumnParallelLinear | RowParallelLinear]:
     for module in model.modules():
-        if isinstance(module, Columns | Rows):
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
             yield module

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.models.cpu_half_precision import attention
 
 VARIABLE_DTYPES = (torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ class Bidirectional:
         counts = torch.tensor(self.lengths, device=self.device)
         return counts.repeat_interleave(counts)
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         if self._has_variable(q_THC, rule):
             return self._variable(q_THC, k_TKC, v_TKC, rule)
         outputs, start = [], 0
@@ -53,7 +53,7 @@ class Bidirectional:
                 start += texts * length
         return torch.cat(outputs)
 
-    def _has_variable(self, q_THC: Tensor, rule: Rule) -> bool:
+    def _has_variable(self, q_THC: Tensor, rule: AttentionRule) -> bool:
         whole = not rule.window or rule.window >= max(self.lengths)
         return (
             not self.plain
@@ -65,7 +65,7 @@ class Bidirectional:
             and not rule.softcap
         )
 
-    def _variable(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def _variable(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         if self._bounds_B is None:
@@ -86,7 +86,7 @@ def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, rule: Rule) -> Tensor:
+def _attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, rule: AttentionRule) -> Tensor:
     """Attention over texts of equal length; returns [B * S, H, C]."""
     q, k, v = (x.transpose(1, 2) for x in (q_BSHC, k_BSKC, v_BSKC))
     length = q.shape[2]

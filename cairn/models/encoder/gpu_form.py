@@ -2,8 +2,8 @@
 
     add + norm | q, k, v | rotate | attend | out | add + norm | up, GELU | down
 
-A `Step` of `layer_loop`, as `models.fused` has one for decoders: there keys are written into pages, here whole texts or
-pictures lie side by side and `attend` takes them as they are.
+A `ForwardStep` of `layer_loop`, as `models.fused` has one for decoders: there keys are written into pages, here whole
+texts or pictures lie side by side and `attend` takes them as they are.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -17,9 +17,9 @@ from cairn.models.activation import Gate
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention
 from cairn.models.fused import heads_of
-from cairn.models.layer_loop import PlainResidual, Step, Sublayer
+from cairn.models.layer_loop import ForwardStep, PlainResidual, Sublayer
 from cairn.models.linear.form import Epilogue, Kernels, Product
-from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, RowParallelLinear
 from cairn.models.rope import Rotation
 from cairn.models.spec import ModelSpec, Rope
 
@@ -55,11 +55,15 @@ class PackedStep:
         return None if rope is None else self.rotations[rope]
 
     def columns(
-        self, part: Columns, x: Any, gate: Gate | None = None, then: Rows | None = None
+        self,
+        part: ColumnParallelLinear,
+        x: Any,
+        gate: Gate | None = None,
+        then: RowParallelLinear | None = None,
     ) -> Tensor:
         return cast(Tensor, part.product(x.tensor, Epilogue(gate, None, KERNELS)))
 
-    def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Product:
+    def rows(self, part: RowParallelLinear, x: Tensor, onto: Tensor | None) -> Product:
         return part.product(x, Epilogue(None, onto, KERNELS))
 
     def experts(self, part: Any, x: Any) -> Product:
@@ -82,7 +86,7 @@ def table_of(rotation: Rotation) -> Tensor:
     return torch.cat(halves, dim=-1)
 
 
-def fused_layer(layer: "EncoderLayer", x_TD: Tensor, step: Step) -> Tensor:
+def fused_layer(layer: "EncoderLayer", x_TD: Tensor, step: ForwardStep) -> Tensor:
     """Post-norm layer: norms are fused with the preceding residual additions."""
 
     def computed(part: Sublayer, x_TD: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import re
 import torch
 
 from cairn.core.errors import WeightsError
-from cairn.models.build import Build, Slot
-from cairn.models.checkpoint_names import Source
+from cairn.models.build import ModelBuild, Slot
+from cairn.models.checkpoint_names import TensorLocation
 from cairn.models.encoder.model import Encoder
 from cairn.models.encoder.spec import EncoderSpec
 from cairn.models.safetensors_file import TensorSource
@@ -52,7 +52,7 @@ HEADS = re.compile(r"(^|\.)(position_ids$|(pooler|cls|lm_head|classifier|head|de
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
-def load_encoder(spec: EncoderSpec, tensors: TensorSource, build: Build) -> Encoder:
+def load_encoder(spec: EncoderSpec, tensors: TensorSource, build: ModelBuild) -> Encoder:
     """A model with a checkpoint's weights; `build` says where and in which type."""
     model = Encoder(spec, build._replace(device="meta"))
     slots = list(model.slots())
@@ -63,7 +63,7 @@ def load_encoder(spec: EncoderSpec, tensors: TensorSource, build: Build) -> Enco
     return model.requires_grad_(False).eval()
 
 
-def source_of(family: str, slot: str) -> Source:
+def source_of(family: str, slot: str) -> TensorLocation:
     """The tensor of a slot, without the prefix that checkpoints of a whole architecture have."""
     names, layers = STYLES[family]
     path, _, kind = slot.rpartition(".")
@@ -73,7 +73,7 @@ def source_of(family: str, slot: str) -> Source:
     stored = names[path]
     joined = list(names.values()).count(stored) > 1
     part, parts = PARTS[path.rpartition(".")[2]] if joined else (0, 1)
-    return Source(f"{prefix}{stored}.{kind}", part=part, parts=parts)
+    return TensorLocation(f"{prefix}{stored}.{kind}", part=part, parts=parts)
 
 
 def prefix_of(tensors: TensorSource, family: str) -> str:
@@ -89,7 +89,9 @@ def prefix_of(tensors: TensorSource, family: str) -> str:
     return matching
 
 
-def _locate(spec: EncoderSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
+def _locate(
+    spec: EncoderSpec, slots: list[Slot], tensors: TensorSource
+) -> dict[str, TensorLocation]:
     """Source tensor of each slot; missing or unexpected tensors raise."""
     family, present = spec.shape.family, set(tensors.names())
     prefix = prefix_of(tensors, family)

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from cairn.kernels.cpu.encoder_layers import EncoderLayers
 from cairn.models.attend import Attend
 from cairn.models.attention import Attention
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.spec import EncoderSpec
-from cairn.models.layer_loop import PlainStep, Step
+from cairn.models.layer_loop import ForwardStep, PlainStep
 from cairn.models.layers import FeedForward
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.spec import ModelSpec, Rope
-from cairn.models.transformer import Positions, Transformer, rotations_of
+from cairn.models.transformer import PositionEmbedding, Transformer, rotations_of
 
 
-class TextEncoder(Protocol):
+class EncoderModel(Protocol):
     """Whatever makes hidden states of whole texts."""
 
     def __call__(
@@ -37,10 +37,10 @@ class TextEncoder(Protocol):
         ...
 
 
-class LayerNorm(Holder):
+class LayerNorm(SlotModule):
     """Layer norm with an optional bias, which ModernBERT lacks."""
 
-    def __init__(self, build: Build, width: int, eps: float, bias: bool) -> None:
+    def __init__(self, build: ModelBuild, width: int, eps: float, bias: bool) -> None:
         super().__init__()
         self.eps = eps
         self.weight = build.parameter(width)
@@ -57,7 +57,7 @@ class LayerNorm(Holder):
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, build: Build, spec: EncoderSpec, layer: int) -> None:
+    def __init__(self, build: ModelBuild, spec: EncoderSpec, layer: int) -> None:
         super().__init__()
         shape = spec.shape
         self.is_post = spec.norms == "post"
@@ -69,7 +69,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = _norm(build, spec)
         self.fused_up: Callable[[Tensor], Tensor] | None = None  # see `cpu_form`
 
-    def forward(self, x_TD: Tensor, step: Step) -> Tensor:
+    def forward(self, x_TD: Tensor, step: ForwardStep) -> Tensor:
         if step.fuses:
             from cairn.models.encoder.gpu_form import fused_layer
 
@@ -90,17 +90,17 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """Built empty, on the meta device; `load` fills it."""
 
-    def __init__(self, spec: EncoderSpec, build: Build = Build()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, spec: EncoderSpec, build: ModelBuild = ModelBuild()) -> None:  # noqa: B008 (immutable)
         super().__init__()
         self.spec, self.build = spec, build
         shape = spec.shape
         self.embedding = Vocabulary(build, shape.vocab, shape.hidden)
-        self.position_embedding: Positions | None = None
+        self.position_embedding: PositionEmbedding | None = None
         if shape.positions == "learned":
-            self.position_embedding = Positions(build, spec.position_rows, shape.hidden)
-        self.type_embedding: Positions | None = None
+            self.position_embedding = PositionEmbedding(build, spec.position_rows, shape.hidden)
+        self.type_embedding: PositionEmbedding | None = None
         if spec.token_types:
-            self.type_embedding = Positions(build, spec.token_types, shape.hidden)
+            self.type_embedding = PositionEmbedding(build, spec.token_types, shape.hidden)
         self.embedding_norm = _norm(build, spec)
         self.layers = nn.ModuleList(EncoderLayer(build, spec, at) for at in range(shape.layers))
         self.norm = _norm(build, spec) if spec.norms == "pre" else None
@@ -136,13 +136,13 @@ class Encoder(nn.Module):
     def slots(self) -> Iterator[Slot]:
         """Every tensor this model needs, by name, and where it goes."""
         for path, module in self.named_modules():
-            if isinstance(module, Holder):
+            if isinstance(module, SlotModule):
                 yield from (slot.under(path) for slot in module.slots())
 
 
 def packed_step(
     x_TD: Tensor, attend: Attend, shape: ModelSpec, rotations: dict[Rope, Rotation]
-) -> Step:
+) -> ForwardStep:
     """Step with fused kernels if they are available and no gradients are needed, else with torch."""
     if not x_TD.is_cuda or x_TD.dtype == torch.float32 or torch.is_grad_enabled():
         return PlainStep(attend, rotations)
@@ -165,5 +165,5 @@ class BidirectionalDecoder(nn.Module):
         return self.model(tokens_T, positions_T, attend)
 
 
-def _norm(build: Build, spec: EncoderSpec) -> LayerNorm:
+def _norm(build: ModelBuild, spec: EncoderSpec) -> LayerNorm:
     return LayerNorm(build, spec.shape.hidden, spec.shape.norm_eps, spec.norm_bias)

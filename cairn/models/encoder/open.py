@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import check_device, default_device
 from cairn.models.encoder.cpu_form import give_cpu_forms
 from cairn.models.encoder.families import encoder_spec, is_bidirectional_decoder, is_encoder
@@ -41,7 +41,7 @@ class OpenEncoder(OpenModel):
         device = default_device() if device == "auto" else device
         check_device(device)
         chosen, why = choose_dtype(self._stored(), False, device, dtype)
-        build = Build(device, chosen, fused=True)
+        build = ModelBuild(device, chosen, fused=True)
         if self.encoder is not None:
             encoder = load_encoder(self.encoder, self.tensors, build)
             if not plain:

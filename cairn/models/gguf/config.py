@@ -1,7 +1,7 @@
 """Conversion of GGUF metadata to the equivalent Hugging Face config.json.
 
 One function per architecture, here, in `sparse_config` (experts) and in `recurrent_config` (states); defaults are those
-of llama.cpp, which wrote the file. `Keys` refuses what no function reads. This module reads no weights.
+of llama.cpp, which wrote the file. `GGUFKeys` refuses what no function reads. This module reads no weights.
 """
 
 import math
@@ -17,13 +17,13 @@ from cairn.models.gguf.decoder_config import (
     partly_rotated,
     windows,
 )
-from cairn.models.gguf.header import Header
-from cairn.models.gguf.keys import LONG_FACTORS, SHORT_FACTORS, Keys, shortened, shortest
+from cairn.models.gguf.header import GGUFHeader
+from cairn.models.gguf.keys import LONG_FACTORS, SHORT_FACTORS, GGUFKeys, shortened, shortest
 from cairn.models.gguf.recurrent_config import RECURRENT
 from cairn.models.gguf.sparse_config import SPARSE
 
 
-def hf_config(header: Header, rope_factors: dict[str, list[float]]) -> Config:
+def hf_config(header: GGUFHeader, rope_factors: dict[str, list[float]]) -> Config:
     """`rope_factors`: what the file's tensors of `ROPE_FACTORS` hold."""
     _refuse_all_but_whole_models(header)
     architecture = header.metadata.get("general.architecture")
@@ -32,7 +32,7 @@ def hf_config(header: Header, rope_factors: dict[str, list[float]]) -> Config:
             f"{header.path} holds a model of the architecture {shortened(architecture)}",
             hint=f"GGUF files of these can be read: {', '.join(_TRANSLATIONS)}",
         )
-    keys = Keys(header, architecture, rope_factors)
+    keys = GGUFKeys(header, architecture, rope_factors)
     config = _TRANSLATIONS[architecture](keys) | {
         "vocab_size": keys.vocabulary(),
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -42,7 +42,7 @@ def hf_config(header: Header, rope_factors: dict[str, list[float]]) -> Config:
     return config
 
 
-def _refuse_all_but_whole_models(header: Header) -> None:
+def _refuse_all_but_whole_models(header: GGUFHeader) -> None:
     metadata = header.metadata
     if (kind := metadata.get("general.type", "model")) != "model":
         raise UnsupportedModel(
@@ -61,7 +61,7 @@ def _refuse_all_but_whole_models(header: Header) -> None:
         )
 
 
-def _special_tokens(header: Header) -> Config:
+def _special_tokens(header: GGUFHeader) -> Config:
     """A turn or a message that ends (eot, eom) ends generation too, as a second eos id does."""
 
     def token(name: str) -> int | None:
@@ -75,7 +75,7 @@ def _special_tokens(header: Header) -> Config:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _llama(keys: Keys) -> Config:
+def _llama(keys: GGUFKeys) -> Config:
     """Mistral and Mixtral are llamas to llama.cpp: a window, or experts, tell them apart."""
     config = decoder(keys, "llama") | {"hidden_act": "silu"}
     window = keys.optional_integer("attention.sliding_window")
@@ -91,19 +91,19 @@ def _llama(keys: Keys) -> Config:
     return config if experts else config | attention_bias(keys) | mlp_bias
 
 
-def _qwen2(keys: Keys) -> Config:
+def _qwen2(keys: GGUFKeys) -> Config:
     return decoder(keys, "qwen2") | {"hidden_act": "silu"}
 
 
-def _qwen3(keys: Keys) -> Config:
+def _qwen3(keys: GGUFKeys) -> Config:
     return decoder(keys, "qwen3") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
-def _gemma(keys: Keys) -> Config:
+def _gemma(keys: GGUFKeys) -> Config:
     return decoder(keys, "gemma") | {"hidden_act": "gelu_pytorch_tanh"}
 
 
-def _gemma2(keys: Keys) -> Config:
+def _gemma2(keys: GGUFKeys) -> Config:
     config = decoder(keys, "gemma2")
     window = keys.integer("attention.sliding_window", 4096)
     return (
@@ -117,7 +117,7 @@ def _gemma2(keys: Keys) -> Config:
     )
 
 
-def _gemma3(keys: Keys) -> Config:
+def _gemma3(keys: GGUFKeys) -> Config:
     config = decoder(keys, "gemma3_text", theta=None)
     window = keys.optional_integer("attention.sliding_window")
     return (
@@ -132,7 +132,7 @@ def _gemma3(keys: Keys) -> Config:
     )
 
 
-def _gpt2(keys: Keys) -> Config:
+def _gpt2(keys: GGUFKeys) -> Config:
     heads = keys.integer("attention.head_count")
     if (shared := keys.integer("attention.head_count_kv", heads)) != heads:
         raise keys.bad("attention.head_count_kv", shared, f"{heads}, the number of heads")
@@ -147,7 +147,7 @@ def _gpt2(keys: Keys) -> Config:
     }
 
 
-def _granite(keys: Keys) -> Config:
+def _granite(keys: GGUFKeys) -> Config:
     config = decoder(keys, "granite") | {"hidden_act": "silu"} | attention_bias(keys)
     return config | {
         "mlp_bias": keys.biased("ffn_gate", "ffn_up", "ffn_down"),
@@ -158,21 +158,21 @@ def _granite(keys: Keys) -> Config:
     }
 
 
-def _smollm3(keys: Keys) -> Config:
+def _smollm3(keys: GGUFKeys) -> Config:
     """llama.cpp leaves out the positions of every fourth layer, without a key that says so."""
     config = decoder(keys, "smollm3") | {"hidden_act": "silu"} | attention_bias(keys)
     mlp_bias = keys.biased("ffn_gate", "ffn_up", "ffn_down")
     return config | {"mlp_bias": mlp_bias, "no_rope_layer_interval": 4}
 
 
-def _olmo2(keys: Keys) -> Config:
+def _olmo2(keys: GGUFKeys) -> Config:
     """OLMo 3 is an OLMo 2 to llama.cpp: windows tell them apart."""
     window = keys.optional_integer("attention.sliding_window")
     config = decoder(keys, "olmo3" if window else "olmo2") | {"hidden_act": "silu"}
     return config | windows(keys, window, period=4) if window else config
 
 
-def _phi3(keys: Keys) -> Config:
+def _phi3(keys: GGUFKeys) -> Config:
     """Some of a head's columns may be rotated, and by longrope: a divisor for each frequency, of two sets."""
     window = keys.optional_integer("attention.sliding_window")
     config = partly_rotated(keys, "phi3") | {"hidden_act": "silu", "sliding_window": window}
@@ -202,23 +202,23 @@ def _phi3(keys: Keys) -> Config:
     return config | {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
 
-def _hunyuan_dense(keys: Keys) -> Config:
+def _hunyuan_dense(keys: GGUFKeys) -> Config:
     """A base that was stretched is stored as it came out."""
     return decoder(keys, "hunyuan_v1_dense") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
-def _glm4(keys: Keys) -> Config:
+def _glm4(keys: GGUFKeys) -> Config:
     return partly_rotated(keys, "glm4") | {"hidden_act": "silu"} | attention_bias(keys)
 
 
-def _exaone4(keys: Keys) -> Config:
+def _exaone4(keys: GGUFKeys) -> Config:
     """EXAONE 4: all layers have RoPE without windows; with windows only the windowed layers have it."""
     window = keys.optional_integer("attention.sliding_window")
     config = decoder(keys, "exaone4") | {"hidden_act": "silu"}
     return config | windows(keys, window, period=4)
 
 
-def _mistral3(keys: Keys) -> Config:
+def _mistral3(keys: GGUFKeys) -> Config:
     """Ministral 3 stretches positions and scales queries by theirs; the decoder of Mistral Small 3 does neither.
 
     No key says mscale, which is 1 in every published config.
@@ -237,7 +237,7 @@ def _mistral3(keys: Keys) -> Config:
     return config | {"rope_parameters": parameters}
 
 
-def _seed_oss(keys: Keys) -> Config:
+def _seed_oss(keys: GGUFKeys) -> Config:
     return decoder(keys, "seed_oss") | {
         "hidden_act": "silu",
         "attention_bias": keys.biased("attn_q", "attn_k", "attn_v"),
@@ -246,7 +246,7 @@ def _seed_oss(keys: Keys) -> Config:
     }
 
 
-_TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
+_TRANSLATIONS: dict[str, Callable[[GGUFKeys], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from cairn.core.errors import UnsupportedModel
-from cairn.models.gguf.keys import ROPE_FREQUENCIES, Keys, shortened
+from cairn.models.gguf.keys import ROPE_FREQUENCIES, GGUFKeys, shortened
 
 Config = dict[str, object]
 
@@ -53,7 +53,7 @@ def kind(model_type: str) -> Config:
 
 
 def decoder(
-    keys: Keys,
+    keys: GGUFKeys,
     model_type: str,
     theta: float | None = 10_000.0,
     rotated: int | None = None,
@@ -83,7 +83,7 @@ def decoder(
     }
 
 
-def partly_rotated(keys: Keys, model_type: str, dense: bool = True) -> Config:
+def partly_rotated(keys: GGUFKeys, model_type: str, dense: bool = True) -> Config:
     """Some of a head's columns are rotated."""
     head_dim = keys.integer(
         "attention.key_length", keys.hidden() // keys.integer("attention.head_count")
@@ -99,11 +99,11 @@ def with_scaling(config: Config, **more: object) -> Config:
     return config | {"rope_scaling": {**scaling, **more}} if isinstance(scaling, dict) else config
 
 
-def attention_bias(keys: Keys) -> Config:
+def attention_bias(keys: GGUFKeys) -> Config:
     return {"attention_bias": keys.biased("attn_q", "attn_k", "attn_v", "attn_output")}
 
 
-def gemma_attention(keys: Keys, config: Config, layers_of_27b: int) -> Config:
+def gemma_attention(keys: GGUFKeys, config: Config, layers_of_27b: int) -> Config:
     """The largest Gemma scales queries by hidden size per head; only its depth tells it apart."""
     scalar = config["head_dim"]
     if config["num_hidden_layers"] == layers_of_27b:
@@ -111,7 +111,7 @@ def gemma_attention(keys: Keys, config: Config, layers_of_27b: int) -> Config:
     return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
 
 
-def windows(keys: Keys, window: int | None, period: int) -> Config:
+def windows(keys: GGUFKeys, window: int | None, period: int) -> Config:
     """Every `period`-th layer sees everything, unless the file says for each layer."""
     layers = keys.layers()
     pattern = keys.raw("attention.sliding_window_pattern")
@@ -126,7 +126,7 @@ def windows(keys: Keys, window: int | None, period: int) -> Config:
     return {"sliding_window": window, "layer_types": kinds}
 
 
-def rope(keys: Keys, theta: float | None, head_dim: int) -> Config:
+def rope(keys: GGUFKeys, theta: float | None, head_dim: int) -> Config:
     base = keys.number("rope.freq_base", theta)
     scaling = _rope_scaling(keys)
     if ROPE_FREQUENCIES not in keys.rope_factors:
@@ -139,7 +139,7 @@ def rope(keys: Keys, theta: float | None, head_dim: int) -> Config:
     return {"rope_theta": base, "rope_scaling": _llama3_scaling(keys, base, head_dim)}
 
 
-def _rope_scaling(keys: Keys) -> Config | None:
+def _rope_scaling(keys: GGUFKeys) -> Config | None:
     kind = keys.value("rope.scaling.type")
     factor = keys.optional_number("rope.scaling.factor") or 1.0
     original = keys.optional_integer("rope.scaling.original_context_length")
@@ -161,7 +161,7 @@ def _rope_scaling(keys: Keys) -> Config | None:
     }
 
 
-def _llama3_scaling(keys: Keys, theta: float, head_dim: int) -> Config | None:
+def _llama3_scaling(keys: GGUFKeys, theta: float, head_dim: int) -> Config | None:
     """Llama 3's rule survives only as its result, a divisor per frequency: find it again."""
     found = keys.rope_factors[ROPE_FREQUENCIES]
     if found and all(factor == 1.0 for factor in found):

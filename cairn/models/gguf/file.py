@@ -22,9 +22,9 @@ from cairn.core.errors import WeightsError
 from cairn.kernels.cpu.packed_product import TYPES, Blocks
 from cairn.models.gguf.block_types import BlockType
 from cairn.models.gguf.config import hf_config
-from cairn.models.gguf.header import Header, StoredTensor, read_header
+from cairn.models.gguf.header import GGUFHeader, StoredTensor, read_header
 from cairn.models.gguf.keys import ROPE_FACTORS
-from cairn.models.gguf.tensor_names import Source, hf_sources
+from cairn.models.gguf.tensor_names import GGUFSource, hf_sources
 from cairn.models.gguf.value_transforms import join_key_heads, join_latent, undo
 from cairn.models.quantized.gguf_blocks import BLOCKS, block_planes
 from cairn.models.quantized.planes import Planes
@@ -128,7 +128,7 @@ class GGUFFile:
         order_N = undo(source.change, torch.arange(rows)[:, None])[:, 0]
         return rows_in_order(planes, order_N.to(device))
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> GGUFSource:
         """Source of a tensor: its location, and the transformation that llama.cpp applied."""
         return self._source(name)
 
@@ -151,7 +151,7 @@ class GGUFFile:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> GGUFSource:
         source = self._sources.get(name)
         if source is None:
             raise WeightsError(
@@ -160,7 +160,7 @@ class GGUFFile:
             )
         return source
 
-    def _read(self, source: Source) -> torch.Tensor:
+    def _read(self, source: GGUFSource) -> torch.Tensor:
         raw = self._raw(source)
         block = source.stored.block
         if (dtype := _UNQUANTISED.get(block.name)) is not None:
@@ -169,12 +169,12 @@ class GGUFFile:
         _dequantize(raw.reshape(-1, block.size_bytes), block, values.view(-1, block.elements))
         return values
 
-    def _raw(self, source: Source) -> np.ndarray:
+    def _raw(self, source: GGUFSource) -> np.ndarray:
         if self._bytes is None:
             raise ValueError(f"{self.path} is closed")
         return self._bytes[source.start : source.start + source.size_bytes]
 
-    def _let_go(self, source: Source) -> None:
+    def _let_go(self, source: GGUFSource) -> None:
         """Whole pages of a tensor that was copied leave this process; they are read again when they are needed."""
         first = -(-source.start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = source.start + source.size_bytes - first
@@ -192,7 +192,7 @@ class GGUFFile:
                 f"{self.path} has {name} of shape {stored.shape}, not one per frequency",
                 hint="the file is damaged: fetch it again",
             )
-        whole = Source(stored, stored.start, stored.size_bytes, stored.shape)
+        whole = GGUFSource(stored, stored.start, stored.size_bytes, stored.shape)
         return self._read(whole).float().tolist()
 
 
@@ -209,7 +209,7 @@ def _map(path: Path) -> mmap.mmap:
         ) from None
 
 
-def _refuse_unreadable(header: Header) -> None:
+def _refuse_unreadable(header: GGUFHeader) -> None:
     """Check before loading that every tensor type in the file can be dequantised."""
     first_with: dict[BlockType, StoredTensor] = {}
     for stored in header.tensors.values():

@@ -45,13 +45,13 @@ class StoredTensor(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class Header(msgspec.Struct, frozen=True):
+class GGUFHeader(msgspec.Struct, frozen=True):
     path: Path
     metadata: dict[str, object]
     tensors: dict[str, StoredTensor]
 
 
-def read_header(path: Path, data: mmap.mmap) -> Header:
+def read_header(path: Path, data: mmap.mmap) -> GGUFHeader:
     cursor = _Cursor(path, data)
     _check_magic_and_version(cursor)
     tensor_count = cursor.count("tensors", least_bytes=8 + 4 + 8 + 4 + 8)
@@ -63,7 +63,7 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
             cursor.refuse(f"has the metadata key {key!r} twice")
         metadata[key] = cursor.value(key)
     unplaced = [_read_tensor_info(cursor) for _ in range(tensor_count)]
-    return Header(path, metadata, _place(cursor, unplaced, _alignment(cursor, metadata)))
+    return GGUFHeader(path, metadata, _place(cursor, unplaced, _alignment(cursor, metadata)))
 
 
 class _Cursor:

@@ -12,7 +12,7 @@ import torch
 
 from cairn.kernels.cpu.compiled import obstacle as no_kernels
 from cairn.kernels.cpu.packed_product import Blocks
-from cairn.models.checkpoint_names import Source
+from cairn.models.checkpoint_names import TensorLocation
 from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.maps import Linear
 from cairn.models.transformer import Transformer
@@ -33,7 +33,9 @@ class KeptMap(NamedTuple):
     parameters: list[str]  # that are not loaded
 
 
-def kept_maps(model: Transformer, where: Mapping[str, Source], tensors: HasBlocks) -> list[KeptMap]:
+def kept_maps(
+    model: Transformer, where: Mapping[str, TensorLocation], tensors: HasBlocks
+) -> list[KeptMap]:
     """Maps that keep their blocks: float32 models on a CPU without tensor parallelism."""
     if model.build.shards.size > 1 or model.build.dtype != torch.float32 or no_kernels():
         return []
@@ -63,7 +65,7 @@ def _maps(model: Transformer) -> Iterator[tuple[str, Linear]]:
 
 
 def _kept(
-    path: str, part: Linear, where: Mapping[str, Source], tensors: HasBlocks
+    path: str, part: Linear, where: Mapping[str, TensorLocation], tensors: HasBlocks
 ) -> KeptMap | None:
     slots = [slot.under(path) for slot in part.slots() if slot.name.endswith("weight")]
     places = [where[slot.name] for slot in slots]

@@ -8,7 +8,7 @@ publisher's own) describe the file, not the model. This module does not know wha
 import numpy as np
 
 from cairn.core.errors import UnsupportedModel, WeightsError
-from cairn.models.gguf.header import Header
+from cairn.models.gguf.header import GGUFHeader
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -29,11 +29,11 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while th
 }
 
 
-class Keys:
+class GGUFKeys:
     """The metadata of one architecture, and which of it has been understood."""
 
     def __init__(
-        self, header: Header, architecture: str, rope_factors: dict[str, list[float]]
+        self, header: GGUFHeader, architecture: str, rope_factors: dict[str, list[float]]
     ) -> None:
         self.path = header.path
         self.tensors = header.tensors

@@ -6,11 +6,11 @@ One function per architecture, as in `config`.
 from collections.abc import Callable
 
 from cairn.models.gguf.decoder_config import Config, kind, partly_rotated, rope
-from cairn.models.gguf.keys import Keys
+from cairn.models.gguf.keys import GGUFKeys
 from cairn.models.gguf.sparse_config import sigmoid_gate
 
 
-def _lfm2(keys: Keys, model_type: str) -> Config:
+def _lfm2(keys: GGUFKeys, model_type: str) -> Config:
     """Layers without heads of keys are convolutions."""
     hidden, heads, layers = keys.hidden(), keys.integer("attention.head_count"), keys.layers()
     counts = keys.raw("attention.head_count_kv")
@@ -30,11 +30,11 @@ def _lfm2(keys: Keys, model_type: str) -> Config:
     }
 
 
-def _lfm2_dense(keys: Keys) -> Config:
+def _lfm2_dense(keys: GGUFKeys) -> Config:
     return _lfm2(keys, "lfm2") | {"block_auto_adjust_ff_dim": False}
 
 
-def _lfm2_moe(keys: Keys) -> Config:
+def _lfm2_moe(keys: GGUFKeys) -> Config:
     sigmoid_gate(keys)
     return _lfm2(keys, "lfm2_moe") | {
         "num_dense_layers": keys.dense_layers(),
@@ -45,7 +45,7 @@ def _lfm2_moe(keys: Keys) -> Config:
     }
 
 
-def _delta(keys: Keys, model_type: str) -> Config:
+def _delta(keys: GGUFKeys, model_type: str) -> Config:
     """Delta nets but for every fourth layer, in the words of state-space models; the file says no other widths."""
     keys.raw("rope.dimension_sections")  # of positions with three axes, which are one in a text
     layers, every = keys.layers(), keys.integer("full_attention_interval", 4)
@@ -67,7 +67,7 @@ def _delta(keys: Keys, model_type: str) -> Config:
     }
 
 
-def _experts(keys: Keys) -> Config:
+def _experts(keys: GGUFKeys) -> Config:
     return {
         "num_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -76,20 +76,20 @@ def _experts(keys: Keys) -> Config:
     }
 
 
-def _qwen3_next(keys: Keys) -> Config:
+def _qwen3_next(keys: GGUFKeys) -> Config:
     config = _delta(keys, "qwen3_next") | _experts(keys)
     return config | {"norm_topk_prob": keys.value("expert_weights_norm") is not False}
 
 
-def _qwen3_5(keys: Keys) -> Config:
+def _qwen3_5(keys: GGUFKeys) -> Config:
     return _delta(keys, "qwen3_5_text")
 
 
-def _qwen3_5_moe(keys: Keys) -> Config:
+def _qwen3_5_moe(keys: GGUFKeys) -> Config:
     return _delta(keys, "qwen3_5_moe_text") | _experts(keys)
 
 
-RECURRENT: dict[str, Callable[[Keys], Config]] = {
+RECURRENT: dict[str, Callable[[GGUFKeys], Config]] = {
     "lfm2": _lfm2_dense,
     "lfm2moe": _lfm2_moe,
     "qwen3next": _qwen3_next,

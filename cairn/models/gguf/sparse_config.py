@@ -17,12 +17,12 @@ from cairn.models.gguf.decoder_config import (
     windows,
     with_scaling,
 )
-from cairn.models.gguf.keys import Keys
+from cairn.models.gguf.keys import GGUFKeys
 
 SIGMOID = 2  # llama.cpp's number of a way to weigh experts
 
 
-def _qwen3moe(keys: Keys) -> Config:
+def _qwen3moe(keys: GGUFKeys) -> Config:
     normalised = keys.value("expert_weights_norm")
     return (
         decoder(keys, "qwen3_moe")
@@ -39,12 +39,12 @@ def _qwen3moe(keys: Keys) -> Config:
     )
 
 
-def sigmoid_gate(keys: Keys) -> None:
+def sigmoid_gate(keys: GGUFKeys) -> None:
     if (gating := keys.value("expert_gating_func")) != SIGMOID:
         raise keys.bad("expert_gating_func", gating, f"{SIGMOID}, sigmoid")
 
 
-def _shared_and_routed(keys: Keys) -> Config:
+def _shared_and_routed(keys: GGUFKeys) -> Config:
     """Expert fields with DeepSeek's names, which GLM and dots.llm1 also use."""
     return {
         "hidden_act": "silu",
@@ -60,19 +60,19 @@ def _shared_and_routed(keys: Keys) -> Config:
     }
 
 
-def _dots1(keys: Keys) -> Config:
+def _dots1(keys: GGUFKeys) -> Config:
     sigmoid_gate(keys)
     return decoder(keys, "dots1") | _shared_and_routed(keys)
 
 
-def _glm4_moe(keys: Keys) -> Config:
+def _glm4_moe(keys: GGUFKeys) -> Config:
     sigmoid_gate(keys)
     normed = any(name.endswith("attn_q_norm.weight") for name in keys.tensors)
     config = partly_rotated(keys, "glm4_moe") | _shared_and_routed(keys)
     return config | attention_bias(keys) | {"use_qk_norm": normed}
 
 
-def _ernie4_5_moe(keys: Keys) -> Config:
+def _ernie4_5_moe(keys: GGUFKeys) -> Config:
     """The converter writes the width of the shared experts by a rule that holds for the published models."""
     width = keys.integer("expert_feed_forward_length")
     shared = keys.optional_integer("expert_shared_count") or 0  # the largest model has none
@@ -91,7 +91,7 @@ def _ernie4_5_moe(keys: Keys) -> Config:
     }
 
 
-def _minimax_m2(keys: Keys) -> Config:
+def _minimax_m2(keys: GGUFKeys) -> Config:
     sigmoid_gate(keys)
     config = partly_rotated(keys, "minimax_m2", dense=False)
     del config["partial_rotary_factor"]
@@ -105,7 +105,7 @@ def _minimax_m2(keys: Keys) -> Config:
     }
 
 
-def _deepseek2(keys: Keys) -> Config:
+def _deepseek2(keys: GGUFKeys) -> Config:
     """V2 weighs by softmax and V3 by sigmoid. No key says mscale, which llama.cpp takes for equal to mscale_all_dim."""
     third = keys.value("expert_gating_func") == SIGMOID
     config = kind("deepseek_v3" if third else "deepseek_v2") | _latent(keys)
@@ -127,7 +127,7 @@ def _deepseek2(keys: Keys) -> Config:
     return with_scaling(config, mscale=scale, mscale_all_dim=scale)
 
 
-def _latent(keys: Keys) -> Config:
+def _latent(keys: GGUFKeys) -> Config:
     """Widths of expanded heads stand under other keys since one plane per token is cached, in April 2025."""
     heads, rank = keys.integer("attention.head_count"), keys.integer("attention.kv_lora_rank")
     rotated = keys.integer("rope.dimension_count")
@@ -148,7 +148,7 @@ def _latent(keys: Keys) -> Config:
     }
 
 
-def _gpt_oss(keys: Keys) -> Config:
+def _gpt_oss(keys: GGUFKeys) -> Config:
     """Every second layer has a window; YaRN's bounds stay fractions, which no key says."""
     config = decoder(keys, "gpt_oss") | {
         "hidden_act": "silu",
@@ -161,7 +161,7 @@ def _gpt_oss(keys: Keys) -> Config:
     return with_scaling(config, truncate=False)
 
 
-SPARSE: dict[str, Callable[[Keys], Config]] = {
+SPARSE: dict[str, Callable[[GGUFKeys], Config]] = {
     "qwen3moe": _qwen3moe,
     "dots1": _dots1,
     "glm4moe": _glm4_moe,

@@ -1,7 +1,7 @@
 """Mapping from GGUF tensors to Hugging Face tensors, with their transformations.
 
 llama.cpp renames tensors, stacks experts and changes some values on the way in. Here is the way
-back, by the tables of `family_names`: for each name a `Source`, one stored tensor or a slice of it and the
+back, by the tables of `family_names`: for each name a `GGUFSource`, one stored tensor or a slice of it and the
 change to undo. A tensor that no table knows is an error, because a model without it would compute
 something else. This module reads no values.
 """
@@ -13,19 +13,19 @@ import msgspec
 
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.gguf.family_names import NAMINGS, Naming
-from cairn.models.gguf.header import Header, StoredTensor
-from cairn.models.gguf.value_transforms import Change, Tiles
+from cairn.models.gguf.header import GGUFHeader, StoredTensor
+from cairn.models.gguf.value_transforms import HeadTiles, ValueTransform
 
 
-class Source(msgspec.Struct, frozen=True):
+class GGUFSource(msgspec.Struct, frozen=True):
     """Source of a Hugging Face tensor in the GGUF file."""
 
     stored: StoredTensor
     start: int  # byte in the file
     size_bytes: int
     stored_shape: tuple[int, ...]  # of the slice, before the change is undone
-    change: Change = Change()
-    joined: "Source | None" = None  # the tensor that holds the rest of it
+    change: ValueTransform = ValueTransform()
+    joined: "GGUFSource | None" = None  # the tensor that holds the rest of it
     key_heads: int = 0  # of a delta net whose parts are joined; 0: parts of latent attention are
 
     @property
@@ -49,10 +49,10 @@ _STORED_NAME = re.compile(
 )
 
 
-def hf_sources(header: Header, config: dict[str, object]) -> dict[str, Source]:
+def hf_sources(header: GGUFHeader, config: dict[str, object]) -> dict[str, GGUFSource]:
     """Sources by Hugging Face tensor name, in file order."""
     naming = NAMINGS[str(config["model_type"])]
-    sources: dict[str, Source] = {}
+    sources: dict[str, GGUFSource] = {}
     for stored in header.tensors.values():
         if stored.name in naming.rope_tensors:
             continue
@@ -67,8 +67,8 @@ def hf_sources(header: Header, config: dict[str, object]) -> dict[str, Source]:
 
 
 def _translate(
-    header: Header, config: dict[str, object], naming: Naming, stored: StoredTensor
-) -> Iterator[tuple[str, Source]]:
+    header: GGUFHeader, config: dict[str, object], naming: Naming, stored: StoredTensor
+) -> Iterator[tuple[str, GGUFSource]]:
     match = _STORED_NAME.fullmatch(stored.name)
     layer, stem, expert, kind = match.groups() if match else (None, "", None, "")
     place = "" if layer is None else naming.layer.format(layer)
@@ -98,14 +98,14 @@ def _translate(
         raise _unknown(header, stored)
 
 
-def _layers_in_file(header: Header) -> int:
+def _layers_in_file(header: GGUFHeader) -> int:
     """Number of layers in the file, including the trailing MTP layers, which are ignored."""
     return _count(header.metadata, f"{header.metadata['general.architecture']}.block_count")
 
 
 def _join(
-    header: Header, config: dict[str, object], naming: Naming, stored: StoredTensor, place: str
-) -> Iterator[tuple[str, Source]]:
+    header: GGUFHeader, config: dict[str, object], naming: Naming, stored: StoredTensor, place: str
+) -> Iterator[tuple[str, GGUFSource]]:
     """Two stored tensors that are one on the Hub: the first of them brings the other along."""
     stems, name = naming.joined
     first, second = (f"blk.{stored.name.split('.')[1]}.{stem}" for stem in stems)
@@ -136,8 +136,8 @@ def _fit(first: tuple[int, ...], second: tuple[int, ...], key_heads: int) -> boo
 
 
 def _whole(
-    header: Header, config: dict[str, object], naming: Naming, stored: StoredTensor, stem: str
-) -> Source:
+    header: GGUFHeader, config: dict[str, object], naming: Naming, stored: StoredTensor, stem: str
+) -> GGUFSource:
     kind = naming.changes.get(stem, "none")
     heads = 0
     if kind == "rotary_rows":
@@ -152,30 +152,30 @@ def _whole(
             f"{header.path} has {stored.name!r} of shape {stored.shape} for {heads or unit} heads",
             hint="its rows belong to heads of one size: the file is damaged, fetch it again",
         )
-    change = Change(kind, heads, tiles)
+    change = ValueTransform(kind, heads, tiles)
     return msgspec.structs.replace(_slice(stored, stored.shape, 0, 1), change=change)
 
 
-def _tiles(config: dict[str, object], part: str) -> Tiles | None:
+def _tiles(config: dict[str, object], part: str) -> HeadTiles | None:
     """Head tiling; None if there are as many key heads as value heads, whose order is then equal."""
     keys, values = _key_heads(config), _count(config, "linear_num_value_heads")
     if keys == values:
         return None
     before = 2 * keys * _count(config, "linear_key_head_dim") if part == "behind_keys" else 0
-    return Tiles(keys, values // keys, before, "columns" if part == "columns" else "rows")
+    return HeadTiles(keys, values // keys, before, "columns" if part == "columns" else "rows")
 
 
 def _key_heads(config: dict[str, object]) -> int:
     return _count(config, "linear_num_key_heads")
 
 
-def _slice(stored: StoredTensor, shape: tuple[int, ...], number: int, count: int) -> Source:
+def _slice(stored: StoredTensor, shape: tuple[int, ...], number: int, count: int) -> GGUFSource:
     size_bytes = stored.size_bytes // count
-    return Source(stored, stored.start + number * size_bytes, size_bytes, shape)
+    return GGUFSource(stored, stored.start + number * size_bytes, size_bytes, shape)
 
 
 def _check_expert(
-    header: Header,
+    header: GGUFHeader,
     config: dict[str, object],
     stored: StoredTensor,
     count: int,
@@ -191,7 +191,7 @@ def _check_expert(
         )
 
 
-def _unknown(header: Header, stored: StoredTensor) -> UnsupportedModel:
+def _unknown(header: GGUFHeader, stored: StoredTensor) -> UnsupportedModel:
     architecture = header.metadata["general.architecture"]
     return UnsupportedModel(
         f"{header.path} has a tensor {stored.name!r} that no {architecture} model has here",

@@ -1,7 +1,7 @@
 """Transformations that llama.cpp applies to tensor values, and their inverses.
 
-Each change stands here in both directions: `undo` for reading a file, `redo` for writing one. A `Change` says what was
-done; sizes that it needs (heads, groups) come with it. This module knows neither names nor files.
+Each transformation exists in both directions: `undo` for reading a file, `redo` for writing one. A `ValueTransform`
+names the transformation and the sizes that it needs (heads, groups). This module knows neither names nor files.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ Kind = Literal[
 Along = Literal["rows", "columns"]
 
 
-class Tiles(msgspec.Struct, frozen=True):
+class HeadTiles(msgspec.Struct, frozen=True):
     """Value heads in the order that ggml broadcasts by: all first heads of the key heads' groups, then all second ones.
 
     The Hub has the value heads of one key head beside each other.
@@ -36,10 +36,10 @@ class Tiles(msgspec.Struct, frozen=True):
     along: Along = "rows"
 
 
-class Change(msgspec.Struct, frozen=True):
+class ValueTransform(msgspec.Struct, frozen=True):
     kind: Kind = "none"
     heads: int = 0  # whose rows were interleaved
-    tiles: Tiles | None = None
+    tiles: HeadTiles | None = None
 
     @property
     def moves_rows_only(self) -> bool:
@@ -60,7 +60,7 @@ class Change(msgspec.Struct, frozen=True):
         return stored[::-1] if self.kind == "transposed" else stored
 
 
-def undo(change: Change, values: Tensor) -> Tensor:
+def undo(change: ValueTransform, values: Tensor) -> Tensor:
     """Convert from the GGUF values to the Hugging Face values."""
     if change.tiles is not None:
         values = _move_heads(values, change.tiles, back=True)
@@ -78,7 +78,7 @@ def undo(change: Change, values: Tensor) -> Tensor:
     return values.view(1, -1) if change.kind == "one_row" else values
 
 
-def redo(change: Change, values: Tensor) -> Tensor:
+def redo(change: ValueTransform, values: Tensor) -> Tensor:
     """Convert from the Hugging Face values to the GGUF values."""
     if change.kind == "transposed":
         raise ConfigError(
@@ -96,7 +96,7 @@ def redo(change: Change, values: Tensor) -> Tensor:
     return values if change.tiles is None else _move_heads(values, change.tiles, back=False)
 
 
-def _move_heads(values: Tensor, tiles: Tiles, back: bool) -> Tensor:
+def _move_heads(values: Tensor, tiles: HeadTiles, back: bool) -> Tensor:
     if tiles.along == "columns":
         rows = msgspec.structs.replace(tiles, along="rows")
         return _move_heads(values.t(), rows, back).t().contiguous()

@@ -15,7 +15,7 @@ from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.export import complete_folder, single_tensors
 from cairn.models.gguf.file import GGUFFile
 from cairn.models.gguf.keys import ROPE_FACTORS
-from cairn.models.gguf.tensor_names import Source
+from cairn.models.gguf.tensor_names import GGUFSource
 from cairn.models.gguf.value_transforms import redo
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.rounding import SCHEMES, rounded
@@ -81,7 +81,7 @@ def _write_file(quantized: QuantizedModel, path: Path, like: Path, scheme: str) 
     writer.close()
 
 
-def _refuse_joined(places: dict[str, Source], like: Path) -> None:
+def _refuse_joined(places: dict[str, GGUFSource], like: Path) -> None:
     for name, place in places.items():
         if place.joined is not None:
             raise ConfigError(
@@ -112,7 +112,7 @@ def _copy_rope_tensors(reader: Any, writer: Any) -> None:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
 
 
-def _encoded(quantized: QuantizedModel, places: dict[str, Source], scheme: str) -> Any:
+def _encoded(quantized: QuantizedModel, places: dict[str, GGUFSource], scheme: str) -> Any:
     """Name, bytes or values, and GGUF type of each tensor."""
     from gguf import GGMLQuantizationType as Type
 
@@ -137,7 +137,7 @@ def _encoded(quantized: QuantizedModel, places: dict[str, Source], scheme: str) 
             yield name, blocks(made, place), types[made.kind]
 
 
-def blocks(planes: Planes, place: Source | None = None) -> np.ndarray:
+def blocks(planes: Planes, place: GGUFSource | None = None) -> np.ndarray:
     """Rows of Q8_0 or Q4_0 blocks as bytes: a scale in float16, then 32 values."""
     levels, scales = planes.levels_NK.cpu(), planes.scales.cpu()
     if place is not None:

@@ -48,7 +48,7 @@ class Epilogue(NamedTuple):
 PLAIN = Epilogue()
 
 
-class Form(Protocol):
+class LinearForm(Protocol):
     """A matrix [N, K] that can be multiplied with."""
 
     @property
@@ -60,7 +60,7 @@ class Form(Protocol):
 
     def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Product: ...
 
-    def after(self, weight_K: Tensor) -> "Form | None":
+    def after(self, weight_K: Tensor) -> "LinearForm | None":
         """The product of x * weight_K with the same matrix at no more cost, or None."""
         ...
 
@@ -71,12 +71,12 @@ class AnyRows:
     def covers(self, rows: int) -> bool:
         return True
 
-    def after(self, weight_K: Tensor) -> "Form | None":
+    def after(self, weight_K: Tensor) -> "LinearForm | None":
         return None
 
 
 @runtime_checkable
-class Pairs(Protocol):
+class ExpertPairs(Protocol):
     """A form that orders its rows for SwiGLU when it first meets one."""
 
     def pair(self) -> None: ...

@@ -13,7 +13,7 @@ from cairn.kernels.cpu.level_rows import level_rows, rounded_rows
 from cairn.kernels.cpu.level_rows import obstacle as no_rows
 from cairn.kernels.cpu.packed_product import Blocks
 from cairn.models.linear.blocks import BlocksForm
-from cairn.models.linear.form import Form
+from cairn.models.linear.form import LinearForm
 from cairn.models.linear.maps import linears
 from cairn.models.linear.planes_form import FloatForm, PlanesForm, SideBySide
 from cairn.models.quantized.planes import Planes, dequantized, level_values
@@ -76,7 +76,7 @@ def _split(runs: list[Blocks], rows: list[int]) -> list[Blocks]:
     return found
 
 
-def _packed(form: PlanesForm) -> Form:
+def _packed(form: PlanesForm) -> LinearForm:
     if no_rows(form.planes.shape[1], form.planes.shape[1]):
         return FloatForm(dequantized(form.planes))
     return BlocksForm([blocks_of(form.planes)])

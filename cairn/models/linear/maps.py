@@ -4,10 +4,10 @@
     Rows         one map, split by its inputs; the partial results are summed
     Vocabulary   one row per token: looked up going in, multiplied with going out; split by rows
 
-Everything works on packed tokens [T, D], under autograd and without. The maps of `Columns` are separate parameters, as
-checkpoints store them, so that a weight can stay a view of the mapped file; or one matrix (`fused`), so that a GPU runs
-one larger product. `form` replaces the parameters' numbers by another form of them, and `addend` is added to every
-product: an adapter hangs there, whatever the form is.
+Everything works on packed tokens [T, D], under autograd and without. The maps of `ColumnParallelLinear` are separate
+parameters, as checkpoints store them, so that a weight can stay a view of the mapped file; or one matrix (`fused`), so
+that a GPU runs one larger matmul. `form` replaces the parameters by another format of them, and `addend`, for example
+an adapter, is added to every result in any format.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.float_product import float_product
 from cairn.models.linear.form import (
     PLAIN,
     Entering,
     Epilogue,
-    Form,
+    ExpertPairs,
     Fp8Form,
     HasRows,
     Kernels,
-    Pairs,
+    LinearForm,
     Product,
     finished,
 )
@@ -55,23 +55,23 @@ class AddsInPlace(Protocol):
         ...
 
 
-class Weights(nn.Module):
+class HasWeights(nn.Module):
     """A matrix and perhaps a bias, without an opinion on how they are used."""
 
-    def __init__(self, build: Build, rows: int, columns: int, bias: bool) -> None:
+    def __init__(self, build: ModelBuild, rows: int, columns: int, bias: bool) -> None:
         super().__init__()
         self.weight = build.parameter(rows, columns)
         self.bias = build.parameter(rows) if bias else None
 
 
-class Linear(Holder):
+class Linear(SlotModule):
     """Base of all linear maps: weights in a form, an optional addend, one matmul entry point."""
 
-    form: Form | None = None  # None: the parameters, in floating point
+    form: LinearForm | None = None  # None: the parameters, in floating point
     form_bias: Tensor | None = None  # the biases of all parts side by side, for the form
     addend: Addend | None = None
 
-    def take(self, form: Form | None) -> None:
+    def take(self, form: LinearForm | None) -> None:
         """Multiply in this form from now on."""
         biases = [owner.bias for owner in self.owners() if getattr(owner, "bias", None) is not None]
         self.form = form
@@ -124,7 +124,11 @@ class Linear(Holder):
         """x @ weight.T of all parts side by side, with their biases, and what the epilogue asks for."""
         if self.addend is None:
             return self._multiply(x_MK, epilogue)
-        if isinstance(self.form, Pairs) and epilogue.gate is not None and epilogue.gate.is_swiglu:
+        if (
+            isinstance(self.form, ExpertPairs)
+            and epilogue.gate is not None
+            and epilogue.gate.is_swiglu
+        ):
             self.form.pair()  # now: a graph with adapters must find the weights where they stay
         if isinstance(self.addend, AddsInPlace):
             return self._with_addend(self.addend, cast(Tensor, x_MK), epilogue)
@@ -159,24 +163,26 @@ class Linear(Holder):
         return float_product(x_MK, self.matrices()[0], bias_N, epilogue)
 
 
-class Columns(Linear):
+class ColumnParallelLinear(Linear):
     """Linear maps of one input, each split over the shards by its outputs."""
 
-    def __init__(self, build: Build, width: int, parts: dict[str, int], bias: bool) -> None:
+    def __init__(self, build: ModelBuild, width: int, parts: dict[str, int], bias: bool) -> None:
         super().__init__()
         self.shards, self.width, self.parts, self.with_bias = build.shards, width, parts, bias
         self.rows = {
             name: even_share(n, build.shards, f"rows of {name}") for name, n in parts.items()
         }
-        self.fused = Weights(build, sum(self.rows.values()), width, bias) if build.fused else None
+        self.fused = (
+            HasWeights(build, sum(self.rows.values()), width, bias) if build.fused else None
+        )
         if not build.fused:
             for name, rows in self.rows.items():
-                self.add_module(name, Weights(build, rows, width, bias))
+                self.add_module(name, HasWeights(build, rows, width, bias))
 
     def owners(self) -> list[nn.Module]:
         if self.fused is not None:
             return [self.fused]
-        return [cast(Weights, self._modules[name]) for name in self.parts]
+        return [cast(HasWeights, self._modules[name]) for name in self.parts]
 
     def forward(self, x_TD: Tensor) -> list[Tensor]:
         x_TD = self.shards.enter(x_TD)
@@ -209,10 +215,10 @@ class Columns(Linear):
             start += rows
 
 
-class Rows(Linear):
+class RowParallelLinear(Linear):
     """A linear map split over the shards by its inputs; the partial results are summed."""
 
-    def __init__(self, build: Build, width: int, out: int, bias: bool) -> None:
+    def __init__(self, build: ModelBuild, width: int, out: int, bias: bool) -> None:
         local = even_share(width, build.shards, "input columns")
         super().__init__()
         self.shards, self.shape = build.shards, (out, width)
@@ -252,7 +258,7 @@ class Vocabulary(Linear):
     lookup_addend: Addend | None = None  # tokens [T] -> [T, D]
     lookup: HasRows | None = None  # where rows are read, if not in the form that multiplies
 
-    def __init__(self, build: Build, vocab: int, width: int) -> None:
+    def __init__(self, build: ModelBuild, vocab: int, width: int) -> None:
         super().__init__()
         self.shards, self.shape = build.shards, (vocab, width)
         self.rows = -(-vocab // build.shards.size)
@@ -303,7 +309,7 @@ def _weights(owner: nn.Module) -> tuple[Tensor, Tensor | None]:
 def linears(model: nn.Module) -> Iterator[Linear]:
     """Every linear map that multiplies, but for the embedding of a model whose head is another one."""
     for module in model.modules():
-        if isinstance(module, Columns | Rows):
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
             yield module
     head = getattr(model, "head", None) or getattr(model, "embedding", None)
     if isinstance(head, Vocabulary):

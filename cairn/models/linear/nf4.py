@@ -31,10 +31,10 @@ class NF4Form(AnyRows):
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
     ) -> Product:
-        return finished(_Product.apply(x_MK, self.quantized), bias_N, epilogue)
+        return finished(_NF4Product.apply(x_MK, self.quantized), bias_N, epilogue)
 
 
-class _Product(torch.autograd.Function):
+class _NF4Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_MK: Tensor, weight: NF4) -> Tensor:  # type: ignore[override]
         ctx.weight = weight

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.float_product import float_product
-from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, Form, Product, finished
+from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, LinearForm, Product, finished
 from cairn.models.quantized.planes import Planes, dequantized
 
 
@@ -48,7 +48,7 @@ class FloatForm(AnyRows):
 class SideBySide(AnyRows):
     """Maps of one input whose matrices have no common form: each multiplies in its own."""
 
-    def __init__(self, forms: list[Form]) -> None:
+    def __init__(self, forms: list[LinearForm]) -> None:
         self.forms = forms
 
     @property

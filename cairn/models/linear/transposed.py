@@ -12,7 +12,7 @@ from cairn.models.linear.form import PLAIN, AnyRows, Epilogue, finished
 FEW = range(2, 193)  # rows for which the copy can be faster
 
 
-class Transposed(AnyRows):
+class TransposedForm(AnyRows):
     def __init__(self, weight_NK: Tensor) -> None:
         self.weight_NK = weight_NK.detach().t().contiguous().t()
 

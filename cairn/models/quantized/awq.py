@@ -8,13 +8,13 @@ from torch import Tensor
 
 from cairn.models.quantized.bit_packing import unpacked
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.scheme import Scheme
+from cairn.models.quantized.scheme import QuantizationScheme
 from cairn.models.quantized.stored_matrix import (
     FLOATS,
     WORDS,
-    Expected,
-    Layout,
-    Stored,
+    ExpectedTensor,
+    StoredLayout,
+    StoredMatrix,
     groups,
     integer_planes,
 )
@@ -32,18 +32,18 @@ PLACES = (
 )  # which nibble of a word holds column i: columns 0 2 4 6 1 3 5 7 lie there
 
 
-def layout(stored: Stored, scheme: Scheme) -> Layout:
+def layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     columns, words = stored.matrix("qweight")
     rows, each = words * VALUES, groups(columns, scheme.group)
     tensors = {
-        "qweight": Expected((columns, words), WORDS),
-        "qzeros": Expected((each, words), WORDS),
-        "scales": Expected((each, rows), FLOATS),
+        "qweight": ExpectedTensor((columns, words), WORDS),
+        "qzeros": ExpectedTensor((each, words), WORDS),
+        "scales": ExpectedTensor((each, rows), FLOATS),
     }
-    return Layout((rows, columns), tensors)
+    return StoredLayout((rows, columns), tensors)
 
 
-def planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes:
+def planes(stored: StoredMatrix, scheme: QuantizationScheme, device: torch.device | str) -> Planes:
     levels_NK = _in_order(stored.tensor("qweight", device)).t().contiguous()
     zeros_NG = _in_order(stored.tensor("qzeros", device)).t().float()
     scales_NG = stored.scale("scales", device).t().contiguous()

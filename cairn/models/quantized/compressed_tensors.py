@@ -17,16 +17,16 @@ from torch import Tensor
 from cairn.core.errors import WeightsError
 from cairn.models.quantized.bit_packing import nibbles, unpacked, words_for
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.scheme import Scheme
+from cairn.models.quantized.scheme import QuantizationScheme
 from cairn.models.quantized.stored_matrix import (
     BYTES,
     FLOATS,
     FP8,
     ONE,
     WORDS,
-    Expected,
-    Layout,
-    Stored,
+    ExpectedTensor,
+    StoredLayout,
+    StoredMatrix,
     groups,
     integer_planes,
 )
@@ -38,22 +38,22 @@ MX_BIAS, MX_NAN = 127, 255  # of an e8m0 exponent
 # -- pack-quantized -------------------------------------------------------------------------------
 
 
-def packed_layout(stored: Stored, scheme: Scheme) -> Layout:
+def packed_layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     rows, columns = _true_shape(stored, scheme)
     each = groups(columns, scheme.group)
     tensors = {
-        "weight_packed": Expected((rows, words_for(columns, scheme.bits)), WORDS),
-        "weight_scale": Expected((rows, each), FLOATS),
-        "weight_shape": Expected((2,), (torch.int64, torch.int32)),
+        "weight_packed": ExpectedTensor((rows, words_for(columns, scheme.bits)), WORDS),
+        "weight_scale": ExpectedTensor((rows, each), FLOATS),
+        "weight_shape": ExpectedTensor((2,), (torch.int64, torch.int32)),
     }
     if not scheme.symmetric:
-        tensors["weight_zero_point"] = Expected((words_for(rows, scheme.bits), each), WORDS)
+        tensors["weight_zero_point"] = ExpectedTensor((words_for(rows, scheme.bits), each), WORDS)
     if "weight_g_idx" in stored:
-        tensors["weight_g_idx"] = Expected((columns,), WORDS)
-    return Layout((rows, columns), tensors)
+        tensors["weight_g_idx"] = ExpectedTensor((columns,), WORDS)
+    return StoredLayout((rows, columns), tensors)
 
 
-def packed_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
+def packed_planes(stored: StoredMatrix, scheme: QuantizationScheme, device: Device) -> Planes:
     rows, columns = _true_shape(stored, scheme)
     levels_NK = unpacked(stored.tensor("weight_packed", device), scheme.bits, columns)
     scales_NG = stored.scale("weight_scale", device)
@@ -65,7 +65,7 @@ def packed_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
     return integer_planes(levels_NK, zeros, scales_NG, scheme.bits, scheme.group, g_idx)
 
 
-def _true_shape(stored: Stored, scheme: Scheme) -> tuple[int, int]:
+def _true_shape(stored: StoredMatrix, scheme: QuantizationScheme) -> tuple[int, int]:
     """Shape of the matrix; the last word of a row may contain padding."""
     rows, words = stored.matrix("weight_packed")
     shape = stored.tensor("weight_shape").tolist()
@@ -81,21 +81,21 @@ def _true_shape(stored: Stored, scheme: Scheme) -> tuple[int, int]:
 # -- int-quantized and float-quantized ------------------------------------------------------------
 
 
-def eight_bit_layout(stored: Stored, scheme: Scheme) -> Layout:
+def eight_bit_layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     shape = stored.matrix("weight")
     weight = FP8 if scheme.format == "float-quantized" else (torch.int8,)
     tensors = {
-        "weight": Expected(shape, weight),
-        "weight_scale": Expected(scale_shape(shape, scheme), FLOATS),
+        "weight": ExpectedTensor(shape, weight),
+        "weight_scale": ExpectedTensor(scale_shape(shape, scheme), FLOATS),
     }
     if not scheme.symmetric:
-        tensors["weight_zero_point"] = Expected(tensors["weight_scale"].shape, (torch.int8,))
+        tensors["weight_zero_point"] = ExpectedTensor(tensors["weight_scale"].shape, (torch.int8,))
     if scheme.activations == "tensor":
-        tensors["input_scale"] = Expected(ONE, FLOATS)
-    return Layout(shape, tensors)
+        tensors["input_scale"] = ExpectedTensor(ONE, FLOATS)
+    return StoredLayout(shape, tensors)
 
 
-def eight_bit_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
+def eight_bit_planes(stored: StoredMatrix, scheme: QuantizationScheme, device: Device) -> Planes:
     levels_NK = stored.tensor("weight", device)
     rows, columns = levels_NK.shape
     scales = stored.scale("weight_scale", device).reshape(-1, groups(columns, scheme.group))
@@ -116,7 +116,7 @@ def eight_bit_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
     )
 
 
-def scale_shape(shape: tuple[int, int], scheme: Scheme) -> tuple[int, ...]:
+def scale_shape(shape: tuple[int, int], scheme: QuantizationScheme) -> tuple[int, ...]:
     """Shape of the scales: by tensor, row, group or block."""
     rows, columns = shape
     if scheme.block_rows == 0:
@@ -124,26 +124,26 @@ def scale_shape(shape: tuple[int, int], scheme: Scheme) -> tuple[int, ...]:
     return math.ceil(rows / scheme.block_rows), groups(columns, scheme.group)
 
 
-def input_scale(stored: Stored, part: str) -> float:
+def input_scale(stored: StoredMatrix, part: str) -> float:
     return float(stored.scale(part).reshape(()))
 
 
 # -- nvfp4 and mxfp4 ------------------------------------------------------------------------------
 
 
-def four_bit_layout(stored: Stored, scheme: Scheme) -> Layout:
+def four_bit_layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     rows, half = stored.matrix("weight_packed")
     columns, nv = 2 * half, scheme.format == "nvfp4-pack-quantized"
     tensors = {
-        "weight_packed": Expected((rows, half), BYTES),
-        "weight_scale": Expected((rows, groups(columns, scheme.group)), FP8 if nv else BYTES),
+        "weight_packed": ExpectedTensor((rows, half), BYTES),
+        "weight_scale": ExpectedTensor((rows, groups(columns, scheme.group)), FP8 if nv else BYTES),
     }
     if nv:
-        tensors["weight_global_scale"] = Expected(ONE, FLOATS)
-    return Layout((rows, columns), tensors)
+        tensors["weight_global_scale"] = ExpectedTensor(ONE, FLOATS)
+    return StoredLayout((rows, columns), tensors)
 
 
-def four_bit_planes(stored: Stored, scheme: Scheme, device: Device) -> Planes:
+def four_bit_planes(stored: StoredMatrix, scheme: QuantizationScheme, device: Device) -> Planes:
     codes_NK = nibbles(stored.tensor("weight_packed", device))
     if scheme.format == "nvfp4-pack-quantized":
         whole = stored.scale("weight_global_scale", device).reshape(())

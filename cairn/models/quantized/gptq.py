@@ -9,19 +9,19 @@ import torch
 from cairn.core.errors import WeightsError
 from cairn.models.quantized.bit_packing import WORD, unpacked, words_for
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.scheme import Scheme
+from cairn.models.quantized.scheme import QuantizationScheme
 from cairn.models.quantized.stored_matrix import (
     FLOATS,
     WORDS,
-    Expected,
-    Layout,
-    Stored,
+    ExpectedTensor,
+    StoredLayout,
+    StoredMatrix,
     groups,
     integer_planes,
 )
 
 
-def layout(stored: Stored, scheme: Scheme) -> Layout:
+def layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     words, rows = stored.matrix("qweight")
     if words * WORD % scheme.bits:
         raise WeightsError(
@@ -31,16 +31,16 @@ def layout(stored: Stored, scheme: Scheme) -> Layout:
     columns = words * WORD // scheme.bits
     each = groups(columns, scheme.group)
     tensors = {
-        "qweight": Expected((words, rows), WORDS),
-        "qzeros": Expected((each, words_for(rows, scheme.bits)), WORDS),
-        "scales": Expected((each, rows), FLOATS),
+        "qweight": ExpectedTensor((words, rows), WORDS),
+        "qzeros": ExpectedTensor((each, words_for(rows, scheme.bits)), WORDS),
+        "scales": ExpectedTensor((each, rows), FLOATS),
     }
     if "g_idx" in stored:
-        tensors["g_idx"] = Expected((columns,), WORDS)
-    return Layout((rows, columns), tensors)
+        tensors["g_idx"] = ExpectedTensor((columns,), WORDS)
+    return StoredLayout((rows, columns), tensors)
 
 
-def planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes:
+def planes(stored: StoredMatrix, scheme: QuantizationScheme, device: torch.device | str) -> Planes:
     rows, columns = layout(stored, scheme).shape
     levels_NK = unpacked(stored.tensor("qweight", device).t(), scheme.bits, columns)
     zeros_GN = unpacked(stored.tensor("qzeros", device), scheme.bits, rows).int()

@@ -9,24 +9,32 @@ import torch
 
 from cairn.models.quantized.compressed_tensors import input_scale, scale_shape
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored_matrix import FLOATS, FP8, ONE, Expected, Layout, Stored, groups
+from cairn.models.quantized.scheme import QuantizationScheme
+from cairn.models.quantized.stored_matrix import (
+    FLOATS,
+    FP8,
+    ONE,
+    ExpectedTensor,
+    StoredLayout,
+    StoredMatrix,
+    groups,
+)
 
 SCALES = (*FLOATS, torch.float8_e8m0fnu)
 
 
-def layout(stored: Stored, scheme: Scheme) -> Layout:
+def layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     shape, scale = stored.matrix("weight"), _scale_part(stored)
     tensors = {
-        "weight": Expected(shape, FP8),
-        scale: Expected(scale_shape(shape, scheme), SCALES),
+        "weight": ExpectedTensor(shape, FP8),
+        scale: ExpectedTensor(scale_shape(shape, scheme), SCALES),
     }
     if scheme.activations == "tensor":
-        tensors[_input_part(stored)] = Expected(ONE, FLOATS)
-    return Layout(shape, tensors)
+        tensors[_input_part(stored)] = ExpectedTensor(ONE, FLOATS)
+    return StoredLayout(shape, tensors)
 
 
-def planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes:
+def planes(stored: StoredMatrix, scheme: QuantizationScheme, device: torch.device | str) -> Planes:
     levels_NK = stored.tensor("weight", device)
     rows, columns = levels_NK.shape
     scales = stored.scale(_scale_part(stored), device).reshape(-1, groups(columns, scheme.group))
@@ -44,9 +52,9 @@ def planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes
     )
 
 
-def _scale_part(stored: Stored) -> str:
+def _scale_part(stored: StoredMatrix) -> str:
     return "weight_scale" if "weight_scale" in stored else "weight_scale_inv"
 
 
-def _input_part(stored: Stored) -> str:
+def _input_part(stored: StoredMatrix) -> str:
     return "input_scale" if "input_scale" in stored else "activation_scale"

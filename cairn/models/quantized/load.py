@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.core.units import format_bytes
 from cairn.models.build import Slot
-from cairn.models.checkpoint_names import Source
-from cairn.models.linear.form import Form
+from cairn.models.checkpoint_names import TensorLocation
+from cairn.models.linear.form import LinearForm
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.planes_form import FloatForm, SideBySide
 from cairn.models.linear.registry import fast_form, form_of_planes
@@ -26,7 +26,7 @@ from cairn.models.safetensors_file import TensorSource
 from cairn.models.transformer import Transformer
 
 FLOAT_BITS = 16  # of a weight, from which on it is not quantised
-Where = Mapping[str, Source]  # of each slot's tensor
+Where = Mapping[str, TensorLocation]  # of each slot's tensor
 
 
 class QuantizedSource(TensorSource, HasPlanes):
@@ -116,7 +116,7 @@ def _whole(part: Linear) -> bool:
     return not isinstance(part, Vocabulary) or part.rows * part.shards.size == part.shape[0]
 
 
-def _stays(slot: Slot, place: Source, tensors: QuantizedSource) -> bool:
+def _stays(slot: Slot, place: TensorLocation, tensors: QuantizedSource) -> bool:
     """Return whether a matrix of the map can stay packed."""
     known = tensors.planes_shape(place.tensor)
     if not place.is_whole:
@@ -148,12 +148,14 @@ def _piece(
     return cut(planes, *slot.cut[1:])
 
 
-def _form(pieces: list[Planes | Tensor], dtype: torch.dtype, device: torch.device | str) -> Form:
+def _form(
+    pieces: list[Planes | Tensor], dtype: torch.dtype, device: torch.device | str
+) -> LinearForm:
     forms = [_form_of(run, dtype, device) for run in _runs(pieces)]
     return forms[0] if len(forms) == 1 else SideBySide(forms)
 
 
-def _form_of(run: Planes | Tensor, dtype: torch.dtype, device: torch.device | str) -> Form:
+def _form_of(run: Planes | Tensor, dtype: torch.dtype, device: torch.device | str) -> LinearForm:
     if isinstance(run, Tensor):
         return FloatForm(run.to(device=device, dtype=dtype))
     if torch.device(device).type == "cuda" and fast_form(run, device) is None:

@@ -17,11 +17,11 @@ from cairn.core.errors import UnsupportedModel
 from cairn.models.attention import Attention
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import FeedForward
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear
 
 
 @dataclass(frozen=True)
-class Matrix:
+class NamedMatrix:
     """A matrix [N, K] and the slots that contain its values."""
 
     name: str  # layers.0.attention.qkv
@@ -53,7 +53,7 @@ class Matrix:
             owner.weight = nn.Parameter(part.to(dtype).contiguous(), requires_grad=False)
 
 
-def matrices_of(layer: Any, number: int) -> list[Matrix]:
+def matrices_of(layer: Any, number: int) -> list[NamedMatrix]:
     """Matrices of a layer in execution order."""
     prefix = f"layers.{number}"
     if not isinstance(layer.attention, Attention):
@@ -75,24 +75,26 @@ def matrices_of(layer: Any, number: int) -> list[Matrix]:
     return found
 
 
-def _dense(feed: FeedForward, path: str) -> list[Matrix]:
+def _dense(feed: FeedForward, path: str) -> list[NamedMatrix]:
     return [_linear(feed.inner, f"{path}.inner"), _linear(feed.down, f"{path}.down")]
 
 
-def _linear(part: Columns | Rows, path: str) -> Matrix:
-    if isinstance(part, Rows):
-        return Matrix(path, (f"{path}.weight",), (part.shape[0],), part)
+def _linear(part: ColumnParallelLinear | RowParallelLinear, path: str) -> NamedMatrix:
+    if isinstance(part, RowParallelLinear):
+        return NamedMatrix(path, (f"{path}.weight",), (part.shape[0],), part)
     slots = tuple(f"{path}.{name}.weight" for name in part.rows)
-    return Matrix(path, slots, tuple(part.rows.values()), part)
+    return NamedMatrix(path, slots, tuple(part.rows.values()), part)
 
 
-def _experts(feed: ExpertLayer, path: str) -> Iterator[Matrix]:
+def _experts(feed: ExpertLayer, path: str) -> Iterator[NamedMatrix]:
     for expert in range(feed.experts.count):
         slots = tuple(f"{path}.{expert}.{part}.weight" for part in feed.parts)
         rows = (feed.width,) * len(feed.parts)
-        yield Matrix(f"{path}.{expert}.inner", slots, rows, feed, "inner_EFD", expert)
+        yield NamedMatrix(f"{path}.{expert}.inner", slots, rows, feed, "inner_EFD", expert)
         slot = f"{path}.{expert}.down.weight"
-        yield Matrix(f"{path}.{expert}.down", (slot,), (feed.hidden,), feed, "down_EDF", expert)
+        yield NamedMatrix(
+            f"{path}.{expert}.down", (slot,), (feed.hidden,), feed, "down_EDF", expert
+        )
 
 
 def writable_experts(layer: Any) -> None:

@@ -10,22 +10,32 @@ import torch
 from cairn.models.quantized.bit_packing import nibbles
 from cairn.models.quantized.compressed_tensors import input_scale
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.scheme import Scheme
-from cairn.models.quantized.stored_matrix import BYTES, FLOATS, FP8, ONE, Expected, Layout, Stored
+from cairn.models.quantized.scheme import QuantizationScheme
+from cairn.models.quantized.stored_matrix import (
+    BYTES,
+    FLOATS,
+    FP8,
+    ONE,
+    ExpectedTensor,
+    StoredLayout,
+    StoredMatrix,
+)
 
 GROUP = 16
 
 
-def fp8_layout(stored: Stored, scheme: Scheme) -> Layout:
+def fp8_layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     shape = stored.matrix("weight")
-    tensors = {"weight": Expected(shape, FP8)}
-    tensors["weight_scale"] = Expected(ONE if scheme.block_rows == 0 else (shape[0],), FLOATS)
+    tensors = {"weight": ExpectedTensor(shape, FP8)}
+    tensors["weight_scale"] = ExpectedTensor(ONE if scheme.block_rows == 0 else (shape[0],), FLOATS)
     if scheme.activations == "tensor":
-        tensors["input_scale"] = Expected(ONE, FLOATS)
-    return Layout(shape, tensors)
+        tensors["input_scale"] = ExpectedTensor(ONE, FLOATS)
+    return StoredLayout(shape, tensors)
 
 
-def fp8_planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes:
+def fp8_planes(
+    stored: StoredMatrix, scheme: QuantizationScheme, device: torch.device | str
+) -> Planes:
     levels_NK = stored.tensor("weight", device)
     rows, columns = levels_NK.shape
     scales = stored.scale("weight_scale", device).reshape(-1, 1)
@@ -44,17 +54,19 @@ def fp8_planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Pl
     )
 
 
-def nvfp4_layout(stored: Stored, scheme: Scheme) -> Layout:
+def nvfp4_layout(stored: StoredMatrix, scheme: QuantizationScheme) -> StoredLayout:
     rows, half = stored.matrix("weight")
     tensors = {
-        "weight": Expected((rows, half), BYTES),
-        "weight_scale": Expected((rows, -(-2 * half // GROUP)), FP8),
-        "weight_scale_2": Expected(ONE, FLOATS),
+        "weight": ExpectedTensor((rows, half), BYTES),
+        "weight_scale": ExpectedTensor((rows, -(-2 * half // GROUP)), FP8),
+        "weight_scale_2": ExpectedTensor(ONE, FLOATS),
     }
-    return Layout((rows, 2 * half), tensors)
+    return StoredLayout((rows, 2 * half), tensors)
 
 
-def nvfp4_planes(stored: Stored, scheme: Scheme, device: torch.device | str) -> Planes:
+def nvfp4_planes(
+    stored: StoredMatrix, scheme: QuantizationScheme, device: torch.device | str
+) -> Planes:
     whole = stored.scale("weight_scale_2", device).reshape(())
     scales_NG = stored.scale("weight_scale", device) * whole
     codes_NK = nibbles(stored.tensor("weight", device))

@@ -5,15 +5,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cairn.models.quantized.matrices import Matrix, matrices_of
+from cairn.models.quantized.matrices import NamedMatrix, matrices_of
 from cairn.models.quantized.planes import Planes, dequantized
-from cairn.models.quantized.rounding import Grid, rounded
+from cairn.models.quantized.rounding import QuantizationGrid, rounded
 from cairn.models.quantized.write import QuantizedModel
 from cairn.models.transformer import Transformer
 
 
 @torch.no_grad()
-def round_model(model: Transformer, grid: Grid, stored: torch.dtype) -> QuantizedModel:
+def round_model(model: Transformer, grid: QuantizationGrid, stored: torch.dtype) -> QuantizedModel:
     """The planes of all layers; the model computes with what they stand for afterwards."""
     planes: dict[str, Planes] = {}
     for number in range(model.spec.layers):
@@ -24,7 +24,9 @@ def round_model(model: Transformer, grid: Grid, stored: torch.dtype) -> Quantize
     return QuantizedModel(model, planes, grid, stored)
 
 
-def rounded_parts(w_NK: Tensor, matrix: Matrix, grid: Grid, stored: torch.dtype) -> list[Planes]:
+def rounded_parts(
+    w_NK: Tensor, matrix: NamedMatrix, grid: QuantizationGrid, stored: torch.dtype
+) -> list[Planes]:
     """Round to nearest, each slot of a matrix."""
     if grid.block_rows > 1:  # blocks do not reach from one tensor into the next
         return [rounded(part, grid, stored) for part in w_NK.split(list(matrix.rows))]

@@ -23,7 +23,7 @@ SMALLEST_E4M3 = 2.0**-9
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizationGrid:
     """Quantization grid: its levels and the number of weights per scale."""
 
     kind: Kind
@@ -33,15 +33,15 @@ class Grid:
     activations: Activations = "float"
 
 
-SCHEMES: dict[str, Grid] = {
-    "w4a16": Grid("int4", 128),
-    "w8a8": Grid("int8", activations="token"),
-    "fp8": Grid("fp8", activations="token"),
-    "fp8-block": Grid("fp8", 128, 128, activations="group"),
-    "mxfp4": Grid("mxfp4", 32),
-    "nvfp4": Grid("nvfp4", 16),
-    "q8_0": Grid("int8", 32),
-    "q4_0": Grid("int4", 32),
+SCHEMES: dict[str, QuantizationGrid] = {
+    "w4a16": QuantizationGrid("int4", 128),
+    "w8a8": QuantizationGrid("int8", activations="token"),
+    "fp8": QuantizationGrid("fp8", activations="token"),
+    "fp8-block": QuantizationGrid("fp8", 128, 128, activations="group"),
+    "mxfp4": QuantizationGrid("mxfp4", 32),
+    "nvfp4": QuantizationGrid("nvfp4", 16),
+    "q8_0": QuantizationGrid("int8", 32),
+    "q4_0": QuantizationGrid("int4", 32),
 }
 # Files of these schemes are GGUF; the others are written as compressed-tensors.
 GGUF_SCHEMES = ("q8_0", "q4_0")
@@ -55,7 +55,9 @@ class Steps(NamedTuple):
     global_scale: float | None = None  # nvfp4: scales are e4m3 numbers divided by it
 
 
-def fitted(scheme: str, widths: list[int], group: int | None = None) -> tuple[Grid, str | None]:
+def fitted(
+    scheme: str, widths: list[int], group: int | None = None
+) -> tuple[QuantizationGrid, str | None]:
     """The grid of a scheme for matrices with so many columns, and a note where its group was made smaller."""
     grid = SCHEMES[scheme]
     if group is not None and (group < 8 or grid.kind != "int4" or scheme in GGUF_SCHEMES):
@@ -83,17 +85,19 @@ def _listed(widths: list[int]) -> str:
     return " and ".join(str(width) for width in sorted(set(widths)))
 
 
-def rounded(w_NK: Tensor, grid: Grid, stored: torch.dtype = torch.float32) -> Planes:
+def rounded(w_NK: Tensor, grid: QuantizationGrid, stored: torch.dtype = torch.float32) -> Planes:
     """Each weight to its nearest level; `stored`: the type of scales in the file."""
     return with_levels(w_NK, steps_of(w_NK, grid, stored), grid)
 
 
-def fake_quantized(w_NK: Tensor, grid: Grid, stored: torch.dtype = torch.float32) -> Tensor:
+def fake_quantized(
+    w_NK: Tensor, grid: QuantizationGrid, stored: torch.dtype = torch.float32
+) -> Tensor:
     """The weights that a file of this grid would hold, in their own type."""
     return dequantized(rounded(w_NK.detach(), grid, stored), w_NK.dtype)
 
 
-def with_levels(w_NK: Tensor, steps: Steps, grid: Grid) -> Planes:
+def with_levels(w_NK: Tensor, steps: Steps, grid: QuantizationGrid) -> Planes:
     """The nearest levels at given scales."""
     rows, columns = w_NK.shape
     scale_NK = spread_steps(steps.scales, grid, rows, columns)
@@ -104,7 +108,7 @@ def with_levels(w_NK: Tensor, steps: Steps, grid: Grid) -> Planes:
     return planes_of(levels_NK, steps, grid)
 
 
-def planes_of(levels_NK: Tensor, steps: Steps, grid: Grid) -> Planes:
+def planes_of(levels_NK: Tensor, steps: Steps, grid: QuantizationGrid) -> Planes:
     shifts = steps.shifts
     if grid.kind == "int4" and shifts is None:
         shifts = -8.0 * steps.scales
@@ -121,7 +125,7 @@ def planes_of(levels_NK: Tensor, steps: Steps, grid: Grid) -> Planes:
 
 
 def steps_of(
-    w_NK: Tensor, grid: Grid, stored: torch.dtype, global_scale: float | None = None
+    w_NK: Tensor, grid: QuantizationGrid, stored: torch.dtype, global_scale: float | None = None
 ) -> Steps:
     """Scales that cover the largest weight of each group. `global_scale`: nvfp4's, where it is known already."""
     if grid.kind == "int4" and not grid.symmetric:
@@ -143,7 +147,9 @@ def steps_of(
     return Steps(_storable(most / largest_level, stored))
 
 
-def nearest_levels(w: Tensor, scale: Tensor, shift: Tensor | None, grid: Grid) -> Tensor:
+def nearest_levels(
+    w: Tensor, scale: Tensor, shift: Tensor | None, grid: QuantizationGrid
+) -> Tensor:
     """Levels as planes store them; all arguments broadcast against each other."""
     x = w / scale
     if grid.kind == "int4":
@@ -156,7 +162,7 @@ def nearest_levels(w: Tensor, scale: Tensor, shift: Tensor | None, grid: Grid) -
     return _e2m1_codes(x)
 
 
-def rounded_activations(x_MK: Tensor, grid: Grid) -> Tensor:
+def rounded_activations(x_MK: Tensor, grid: QuantizationGrid) -> Tensor:
     """Input of a matmul with this grid: x rounded to 8 bits by token or by group of columns, or x itself."""
     if grid.activations == "float":
         return x_MK
@@ -167,14 +173,14 @@ def rounded_activations(x_MK: Tensor, grid: Grid) -> Tensor:
     return _to_8_bits(wide, grid.kind).to(x_MK.dtype)
 
 
-def spread_steps(plane: Tensor, grid: Grid, rows: int, columns: int) -> Tensor:
+def spread_steps(plane: Tensor, grid: QuantizationGrid, rows: int, columns: int) -> Tensor:
     """Expand a plane to one value for each weight, or for each row if a row shares one."""
     wide = plane if grid.block_rows == 1 else plane.repeat_interleave(grid.block_rows, 0)[:rows]
     group = grid.group or columns
     return wide if group >= columns else wide.repeat_interleave(group, 1)[:, :columns]
 
 
-def sum_of_blocks(w_NK: Tensor, grid: Grid) -> Tensor:
+def sum_of_blocks(w_NK: Tensor, grid: QuantizationGrid) -> Tensor:
     """The sum over the weights that share a scale, in the form that scales have."""
     return _blocks(w_NK, grid).sum(dim=(1, 3))
 
@@ -187,7 +193,7 @@ def _to_8_bits(x: Tensor, kind: Kind) -> Tensor:
     return (x / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def _asymmetric(w_NK: Tensor, grid: Grid, stored: torch.dtype) -> Steps:
+def _asymmetric(w_NK: Tensor, grid: QuantizationGrid, stored: torch.dtype) -> Steps:
     blocks = _blocks(w_NK.float(), grid)
     low, high = blocks.amin(dim=(1, 3)).clamp(max=0), blocks.amax(dim=(1, 3)).clamp(min=0)
     scales = _storable((high - low) / 15, stored)
@@ -195,7 +201,7 @@ def _asymmetric(w_NK: Tensor, grid: Grid, stored: torch.dtype) -> Steps:
     return Steps(scales, -zeros * scales)
 
 
-def _blocks(w_NK: Tensor, grid: Grid) -> Tensor:
+def _blocks(w_NK: Tensor, grid: QuantizationGrid) -> Tensor:
     """[N / block_rows, block_rows, K / group, group], padded with zeros."""
     rows, columns = w_NK.shape
     group = grid.group or columns

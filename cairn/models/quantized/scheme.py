@@ -38,7 +38,7 @@ ALIASES = {
 }
 
 
-class Scheme(msgspec.Struct, frozen=True):
+class QuantizationScheme(msgspec.Struct, frozen=True):
     """Storage scheme of a matrix [N, K]."""
 
     format: Format
@@ -62,12 +62,12 @@ class Scheme(msgspec.Struct, frozen=True):
         return self.format in ("mxfp4", "mxfp4-pack-quantized")
 
 
-class Rule(msgspec.Struct, frozen=True):
+class SchemeRule(msgspec.Struct, frozen=True):
     """Modules whose name matches are stored so; None: in floating point."""
 
     match: Match
     text: str
-    scheme: Scheme | None
+    scheme: QuantizationScheme | None
 
     def matches(self, module: str) -> bool:
         if self.match == "all":
@@ -85,10 +85,10 @@ class Quantization(msgspec.Struct, frozen=True):
     """Quantization of a checkpoint: rules that assign schemes to modules."""
 
     method: str  # as `--quantization` calls it
-    rules: tuple[Rule, ...]
+    rules: tuple[SchemeRule, ...]
     cache: bool = False  # it has scales for 8-bit keys and values
 
-    def scheme(self, module: str) -> Scheme | None:
+    def scheme(self, module: str) -> QuantizationScheme | None:
         return next((rule.scheme for rule in self.rules if rule.matches(module)), None)
 
     def bits(self) -> float:
@@ -130,8 +130,8 @@ def _compressed_tensors(fields: Fields) -> Quantization:
             )
     common = fields.take("format", str, "dense")
     groups = fields.take("config_groups", dict, {})
-    by_name: list[Rule] = []
-    by_class: list[Rule] = []
+    by_name: list[SchemeRule] = []
+    by_class: list[SchemeRule] = []
     for name, group in groups.items():
         if not isinstance(group, Mapping):
             raise _unsupported(f"config_groups.{name} is {group!r}, expected an object")
@@ -147,15 +147,15 @@ def _compressed_tensors(fields: Fields) -> Quantization:
     return Quantization("compressed-tensors", (*ignored, *by_name, *by_class), cache)
 
 
-def _targeted(target: str, scheme: Scheme | None) -> Rule:
+def _targeted(target: str, scheme: QuantizationScheme | None) -> SchemeRule:
     if target == "Linear":
-        return Rule("all", "", scheme)
+        return SchemeRule("all", "", scheme)
     if target.startswith("re:"):
-        return Rule("regex", target.removeprefix("re:"), scheme)
-    return Rule("name", target, scheme)
+        return SchemeRule("regex", target.removeprefix("re:"), scheme)
+    return SchemeRule("name", target, scheme)
 
 
-def _compressed_scheme(fields: Fields, form: str) -> Scheme:
+def _compressed_scheme(fields: Fields, form: str) -> QuantizationScheme:
     weights = Fields(fields.take("weights", dict), f"{fields.what}.weights")
     bits, kind = weights.take("num_bits", int, 8), weights.take("type", str, "int")
     if form in ("naive-quantized", "int-quantized", "float-quantized"):
@@ -175,7 +175,7 @@ def _compressed_scheme(fields: Fields, form: str) -> Scheme:
     strategy = weights.take("strategy", str, "group" if "nvfp4" in form else "channel")
     group, rows = _shared_by(weights, strategy)
     symmetric = weights.take("symmetric", bool, True)
-    scheme = Scheme(form, bits, group, rows, symmetric, _activations(fields))  # type: ignore[arg-type]
+    scheme = QuantizationScheme(form, bits, group, rows, symmetric, _activations(fields))  # type: ignore[arg-type]
     expected = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}.get(form, group)
     if scheme.group != expected:
         raise _unsupported(f"{form} with groups of {scheme.group}", f"its groups have {expected}")
@@ -218,20 +218,22 @@ def _gptq(fields: Fields) -> Quantization:
     common = _gptq_scheme(fields, stored)
     rules = []
     for pattern, changes in fields.take("dynamic", dict, {}).items():
-        changed: Scheme | None = None
+        changed: QuantizationScheme | None = None
         if not pattern.startswith("-:"):
             own = Fields({**fields.config, **(changes or {})}, f"{CONFIG}.dynamic[{pattern!r}]")
             changed = _gptq_scheme(own, stored)
-        rules.append(Rule("regex", re.sub(r"^[+-]:", "", pattern), changed))
-    return Quantization("gptq", (*rules, Rule("all", "", common)))
+        rules.append(SchemeRule("regex", re.sub(r"^[+-]:", "", pattern), changed))
+    return Quantization("gptq", (*rules, SchemeRule("all", "", common)))
 
 
-def _gptq_scheme(fields: Fields, stored: str) -> Scheme:
+def _gptq_scheme(fields: Fields, stored: str) -> QuantizationScheme:
     bits = fields.take("bits", int)
     if bits not in (2, 3, 4, 8):
         raise _unsupported(f"GPTQ with {bits} bits", "supported: 2, 3, 4 and 8")
     group, symmetric = _group_size(fields, "group_size"), fields.take("sym", bool, True)
-    return Scheme("gptq_v2" if stored == "gptq_v2" else "gptq", bits, group, 1, symmetric)
+    return QuantizationScheme(
+        "gptq_v2" if stored == "gptq_v2" else "gptq", bits, group, 1, symmetric
+    )
 
 
 def _awq(fields: Fields) -> Quantization:
@@ -240,11 +242,11 @@ def _awq(fields: Fields) -> Quantization:
     if bits != 4 or version != "gemm":
         raise _unsupported(f"AWQ with {bits} bits, version {version!r}", "supported: 4 bits, gemm")
     key = "q_group_size" if "q_group_size" in fields.config else "group_size"
-    scheme = Scheme(
+    scheme = QuantizationScheme(
         "awq", 4, _group_size(fields, key), 1, not fields.take("zero_point", bool, True)
     )
     skipped = fields.take_list("modules_to_not_convert", str, [])
-    return Quantization("awq", (*_skipped(skipped), Rule("all", "", scheme)))
+    return Quantization("awq", (*_skipped(skipped), SchemeRule("all", "", scheme)))
 
 
 def _fp8(fields: Fields) -> Quantization:
@@ -255,39 +257,41 @@ def _fp8(fields: Fields) -> Quantization:
     activations: Activations = "tensor" if static else "group" if columns else "token"
     skipped = fields.take_list("modules_to_not_convert", str, [])
     skipped += fields.take_list("ignored_layers", str, [])
-    scheme = Scheme("fp8", 8, columns, rows, True, activations)
-    return Quantization("fp8", (*_skipped(skipped), Rule("all", "", scheme)))
+    scheme = QuantizationScheme("fp8", 8, columns, rows, True, activations)
+    return Quantization("fp8", (*_skipped(skipped), SchemeRule("all", "", scheme)))
 
 
 def _mxfp4(fields: Fields) -> Quantization:
     skipped = fields.take_list("modules_to_not_convert", str, [])
-    return Quantization("mxfp4", (*_skipped(skipped), Rule("all", "", Scheme("mxfp4", 4, 32))))
+    return Quantization(
+        "mxfp4", (*_skipped(skipped), SchemeRule("all", "", QuantizationScheme("mxfp4", 4, 32)))
+    )
 
 
 def _modelopt(fields: Fields) -> Quantization:
     inner = fields.take("quantization", dict, {})  # hf_quant_config.json has it one level deeper
     fields = Fields(inner, CONFIG) if inner else fields
     key = "ignore" if "ignore" in fields.config else "exclude_modules"
-    rules = [Rule("glob", text, None) for text in fields.take_list(key, str, [])]
+    rules = [SchemeRule("glob", text, None) for text in fields.take_list(key, str, [])]
     for name, layer in fields.take("quantized_layers", dict, {}).items():
         rules.append(
-            Rule("name", name, _modelopt_scheme(Fields(layer, f"quantized_layers.{name}")))
+            SchemeRule("name", name, _modelopt_scheme(Fields(layer, f"quantized_layers.{name}")))
         )
     if fields.take("quant_algo", str, "") != "MIXED_PRECISION":
-        rules.append(Rule("all", "", _modelopt_scheme(fields)))
+        rules.append(SchemeRule("all", "", _modelopt_scheme(fields)))
     cache = fields.take("kv_cache_quant_algo", str, "") or fields.take("kv_cache_scheme", dict, {})
     return Quantization("modelopt", tuple(rules), bool(cache))
 
 
-def _modelopt_scheme(fields: Fields) -> Scheme:
+def _modelopt_scheme(fields: Fields) -> QuantizationScheme:
     algorithm = fields.take("quant_algo", str, "")
     if algorithm == "FP8":
-        return Scheme("modelopt-fp8", 8, 0, 0, True, "tensor")
+        return QuantizationScheme("modelopt-fp8", 8, 0, 0, True, "tensor")
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return Scheme("modelopt-fp8", 8, 0, 1, True, "token")
+        return QuantizationScheme("modelopt-fp8", 8, 0, 1, True, "token")
     group = fields.take("group_size", int, 16)
     if algorithm.startswith("NVFP4") and group == 16:
-        return Scheme("modelopt-nvfp4", 4, 16)
+        return QuantizationScheme("modelopt-nvfp4", 4, 16)
     raise _unsupported(
         f"ModelOpt's {algorithm!r} with groups of {group}",
         "supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 with groups of 16",
@@ -304,8 +308,8 @@ METHODS: dict[str, Callable[[Fields], Quantization]] = {
 }
 
 
-def _skipped(parts: list[str]) -> list[Rule]:
-    return [Rule("part", part.strip("."), None) for part in parts]
+def _skipped(parts: list[str]) -> list[SchemeRule]:
+    return [SchemeRule("part", part.strip("."), None) for part in parts]
 
 
 def _group_size(fields: Fields, name: str) -> int:

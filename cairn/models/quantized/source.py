@@ -17,8 +17,8 @@ from torch import Tensor
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.quantized import awq, compressed_tensors, gptq, hf_fp8, modelopt, mxfp4
 from cairn.models.quantized.planes import Planes, dequantized
-from cairn.models.quantized.scheme import Format, Quantization, Scheme
-from cairn.models.quantized.stored_matrix import Layout, Stored, column_order
+from cairn.models.quantized.scheme import Format, Quantization, QuantizationScheme
+from cairn.models.quantized.stored_matrix import StoredLayout, StoredMatrix, column_order
 from cairn.models.safetensors_file import TensorSource
 
 Device = torch.device | str
@@ -57,31 +57,33 @@ class PlanesShape(NamedTuple):
     ordered: bool  # its columns have an order of their own
 
 
-class Reader(NamedTuple):
-    layout: Callable[[Stored, Scheme], Layout]
-    planes: Callable[[Stored, Scheme, Device], Planes]
+class MatrixReader(NamedTuple):
+    layout: Callable[[StoredMatrix, QuantizationScheme], StoredLayout]
+    planes: Callable[[StoredMatrix, QuantizationScheme, Device], Planes]
 
 
-_EIGHT_BITS = Reader(compressed_tensors.eight_bit_layout, compressed_tensors.eight_bit_planes)
-_FOUR_BITS = Reader(compressed_tensors.four_bit_layout, compressed_tensors.four_bit_planes)
-READERS: dict[Format, Reader] = {
-    "pack-quantized": Reader(compressed_tensors.packed_layout, compressed_tensors.packed_planes),
+_EIGHT_BITS = MatrixReader(compressed_tensors.eight_bit_layout, compressed_tensors.eight_bit_planes)
+_FOUR_BITS = MatrixReader(compressed_tensors.four_bit_layout, compressed_tensors.four_bit_planes)
+READERS: dict[Format, MatrixReader] = {
+    "pack-quantized": MatrixReader(
+        compressed_tensors.packed_layout, compressed_tensors.packed_planes
+    ),
     "int-quantized": _EIGHT_BITS,
     "float-quantized": _EIGHT_BITS,
     "nvfp4-pack-quantized": _FOUR_BITS,
     "mxfp4-pack-quantized": _FOUR_BITS,
-    "gptq": Reader(gptq.layout, gptq.planes),
-    "gptq_v2": Reader(gptq.layout, gptq.planes),
-    "awq": Reader(awq.layout, awq.planes),
-    "fp8": Reader(hf_fp8.layout, hf_fp8.planes),
-    "modelopt-fp8": Reader(modelopt.fp8_layout, modelopt.fp8_planes),
-    "modelopt-nvfp4": Reader(modelopt.nvfp4_layout, modelopt.nvfp4_planes),
+    "gptq": MatrixReader(gptq.layout, gptq.planes),
+    "gptq_v2": MatrixReader(gptq.layout, gptq.planes),
+    "awq": MatrixReader(awq.layout, awq.planes),
+    "fp8": MatrixReader(hf_fp8.layout, hf_fp8.planes),
+    "modelopt-fp8": MatrixReader(modelopt.fp8_layout, modelopt.fp8_planes),
+    "modelopt-nvfp4": MatrixReader(modelopt.nvfp4_layout, modelopt.nvfp4_planes),
 }
 
 
-class _Matrix(NamedTuple):
-    stored: Stored
-    scheme: Scheme
+class _MatrixTensors(NamedTuple):
+    stored: StoredMatrix
+    scheme: QuantizationScheme
     shape: tuple[int, int]
 
 
@@ -92,7 +94,7 @@ class QuantizedTensors:
         self, files: TensorSource, quantization: Quantization, float_dtype: torch.dtype
     ) -> None:
         self.files, self.quantization, self.float_dtype = files, quantization, float_dtype
-        self._matrices: dict[str, _Matrix] = {}
+        self._matrices: dict[str, _MatrixTensors] = {}
         self._experts: dict[str, _Expert] = {}
         self._plain: list[str] = []
         self._cache_scales: dict[str, str] = {}
@@ -171,10 +173,10 @@ class QuantizedTensors:
                 f"{module} has pre_quant_scale, a scale of its input",
                 hint="export the checkpoint with the scale folded into the norm before it",
             )
-        stored = Stored(self.files, module, parts)
+        stored = StoredMatrix(self.files, module, parts)
         layout = READERS[scheme.format].layout(stored, scheme)
         stored.check(layout)
-        self._matrices[f"{module}.weight"] = _Matrix(stored, scheme, layout.shape)
+        self._matrices[f"{module}.weight"] = _MatrixTensors(stored, scheme, layout.shape)
         self._plain += [name for part, name in parts.items() if part == "bias"]
         return None
 
@@ -203,7 +205,7 @@ class _Expert(NamedTuple):
         return mxfp4.part_planes(blocks, scales, self.rows, f"{self.at}_scales", device)
 
 
-def _is_ordered(stored: Stored, group: int) -> bool:
+def _is_ordered(stored: StoredMatrix, group: int) -> bool:
     """Return whether columns are not in group order; most files store an identity order."""
     part = next((part for part in ("g_idx", "weight_g_idx") if part in stored), None)
     return part is not None and column_order(stored.tensor(part).long(), group) is not None

@@ -21,17 +21,17 @@ WORDS, BYTES, FP8 = (torch.int32,), (torch.uint8,), (torch.float8_e4m3fn,)
 ONE: tuple[int, ...] = ()  # a single number, whether stored as [], [1] or [1, 1]
 
 
-class Expected(NamedTuple):
+class ExpectedTensor(NamedTuple):
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
 
 
-class Layout(NamedTuple):
+class StoredLayout(NamedTuple):
     shape: tuple[int, int]
-    tensors: dict[str, Expected]  # by the last part of the name
+    tensors: dict[str, ExpectedTensor]  # by the last part of the name
 
 
-class Stored:
+class StoredMatrix:
     """Tensors of a module by the last part of their names: weight_packed, weight_scale, ..."""
 
     def __init__(self, files: TensorSource, module: str, names: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class Stored:
             )
         return shape[0], shape[1]
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: StoredLayout) -> None:
         """Refuse what is missing, truncated or of another type, from headers alone."""
         for part, expected in layout.tensors.items():
             name, shape = self._name(part), self.shape(part)

@@ -12,7 +12,7 @@ import torch
 
 from cairn.core.errors import UnsupportedModel
 from cairn.models.build import Slot
-from cairn.models.checkpoint_names import Source, sources
+from cairn.models.checkpoint_names import TensorLocation, sources
 from cairn.models.quantized.planes import Planes
 from cairn.models.quantized.sharding import joined, rows_in_order
 from cairn.models.transformer import Transformer
@@ -42,7 +42,7 @@ def check_shared_rows(model: Transformer, slots: Container[str], block_rows: int
         )
 
 
-def _places(model: Transformer, slots: Container[str]) -> Iterator[tuple[Slot, Source]]:
+def _places(model: Transformer, slots: Container[str]) -> Iterator[tuple[Slot, TensorLocation]]:
     """Parts of one tensor come in the order in which it has them."""
     found = {slot.name: slot for slot in model.slots()}
     where = sources(model.spec, {name: slot.shape for name, slot in found.items()})

@@ -21,7 +21,7 @@ from cairn.models.checkpoint_names import source
 from cairn.models.export import export, tensors
 from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.planes import Planes
-from cairn.models.quantized.rounding import Grid
+from cairn.models.quantized.rounding import QuantizationGrid
 from cairn.models.quantized.stored_planes import check_shared_rows, stored_planes
 from cairn.models.stacked_experts import STACKED_FAMILIES
 from cairn.models.transformer import Transformer
@@ -41,7 +41,7 @@ class QuantizedModel:
 
     model: Transformer
     planes: Mapping[str, Planes]  # by the name of a slot: layers.0.attention.qkv.q.weight
-    grid: Grid
+    grid: QuantizationGrid
     stored: torch.dtype  # of scales and of what is not quantised
 
 
@@ -154,7 +154,7 @@ def quantization_config(quantized: QuantizedModel) -> dict[str, Any]:
     }
 
 
-def _weights(grid: Grid) -> dict[str, Any]:
+def _weights(grid: QuantizationGrid) -> dict[str, Any]:
     strategy = "block" if grid.block_rows > 1 else "group" if grid.group else "channel"
     strategy = "tensor_group" if grid.kind == "nvfp4" else strategy
     return {
@@ -168,7 +168,7 @@ def _weights(grid: Grid) -> dict[str, Any]:
     }
 
 
-def _activations(grid: Grid) -> dict[str, Any] | None:
+def _activations(grid: QuantizationGrid) -> dict[str, Any] | None:
     if grid.activations == "float":
         return None
     return {

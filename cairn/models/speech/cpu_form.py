@@ -19,7 +19,7 @@ from cairn.kernels.cpu.tiled import Affine, TiledMap, has_tiles
 from cairn.models.speech.spec import WhisperSpec
 
 if TYPE_CHECKING:
-    from cairn.models.speech.model import Block, Norm, Texts, Whisper
+    from cairn.models.speech.model import Texts, Whisper, WhisperLayer, WhisperNorm
 
 HALF_NOTE = (
     "its encoder multiplies in float16, as its files store it; --dtype float32 does not"
@@ -46,8 +46,8 @@ class CompiledWhisper:
 
     def __init__(self, model: "Whisper", dtype: torch.dtype, eps: float) -> None:
         spec, width = model.spec, model.spec.hidden // model.spec.heads
-        encoder = cast("list[Block]", list(model.encoder))
-        decoder = cast("list[Block]", list(model.decoder))
+        encoder = cast("list[WhisperLayer]", list(model.encoder))
+        decoder = cast("list[WhisperLayer]", list(model.decoder))
         self.spec, self.positions_SD = spec, model.sound_positions.float()
         self.norm, self.eps = _norm(model.encoder_norm), eps
         self.convolutions = [
@@ -126,17 +126,17 @@ def _affine(part: nn.Linear, dtype: torch.dtype) -> Affine:
     return Affine(part.weight.detach().to(dtype), part.bias)
 
 
-def _norm(part: "Norm") -> Affine:
+def _norm(part: "WhisperNorm") -> Affine:
     return Affine(part.weight.float(), part.bias.float())
 
 
-def _encoder_weights(block: "Block", dtype: torch.dtype) -> LayerWeights:
+def _encoder_weights(block: "WhisperLayer", dtype: torch.dtype) -> LayerWeights:
     products = (block.qkv, block.out, block.up, block.down)
     norms = (block.attention_norm, block.feed_forward_norm)
     return LayerWeights(*(_affine(part, dtype) for part in products), *map(_norm, norms))
 
 
-def _decoder_weights(block: "Block", dtype: torch.dtype) -> DecoderWeights:
+def _decoder_weights(block: "WhisperLayer", dtype: torch.dtype) -> DecoderWeights:
     products = (block.qkv, block.out, block.look_q, block.look_out, block.up, block.down)
     norms = (block.attention_norm, block.look_norm, block.feed_forward_norm)
     return DecoderWeights(*(_affine(part, dtype) for part in products), *map(_norm, norms))

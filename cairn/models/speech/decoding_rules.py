@@ -30,7 +30,7 @@ class Allowed(NamedTuple):
     latest: int | None = None  # None: all later ones
 
 
-class Decoded(NamedTuple):
+class DecodedWindow(NamedTuple):
     """Decoded tokens of a window."""
 
     tokens: list[int]  # without the end
@@ -39,7 +39,7 @@ class Decoded(NamedTuple):
     temperature: float
 
 
-class Segment(NamedTuple):
+class TranscriptSegment(NamedTuple):
     start: float  # seconds from the beginning of the window
     end: float
     tokens: list[int]
@@ -59,14 +59,14 @@ def allowed(written: Sequence[int], tokens: SpeechTokens) -> Allowed:
     return Allowed(not last_is or before_is, not (last_is and before_is), earliest)
 
 
-def looks_wrong(decoded: Decoded, text: str) -> bool:
+def looks_wrong(decoded: DecodedWindow, text: str) -> bool:
     """Return whether the window should be decoded again at a higher temperature."""
     if is_silent(decoded):
         return False
     return decoded.mean_logprob < LEAST_LOGPROB or repetition(text) > MOST_REPETITIVE
 
 
-def is_silent(decoded: Decoded) -> bool:
+def is_silent(decoded: DecodedWindow) -> bool:
     return decoded.no_speech > SILENT and decoded.mean_logprob < LEAST_LOGPROB
 
 
@@ -76,10 +76,12 @@ def repetition(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
-def segments(written: Sequence[int], tokens: SpeechTokens, length_s: float) -> list[Segment]:
+def segments(
+    written: Sequence[int], tokens: SpeechTokens, length_s: float
+) -> list[TranscriptSegment]:
     """Text between timestamps; what has no end ends with the window."""
     first = tokens.first_timestamp
-    parts: list[Segment] = []
+    parts: list[TranscriptSegment] = []
     start, words = 0.0, list[int]()
     for token in written:
         if token < first:
@@ -87,9 +89,9 @@ def segments(written: Sequence[int], tokens: SpeechTokens, length_s: float) -> l
             continue
         at = min((token - first) * STEP_S, length_s)
         if words:
-            parts.append(Segment(start, max(at, start), words))
+            parts.append(TranscriptSegment(start, max(at, start), words))
             words = []
         start = at
     if words:
-        parts.append(Segment(start, max(length_s, start), words))
+        parts.append(TranscriptSegment(start, max(length_s, start), words))
     return parts

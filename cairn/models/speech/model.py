@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cairn.models.cpu_half_precision import Conv1d, Linear, attention, linear
+from cairn.models.cpu_half_precision import Conv1d, HalfPrecisionLinear, attention, linear
 from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
 from cairn.models.speech.cpu_form import CompiledWhisper, TiledSound, has_compiled_form
 from cairn.models.speech.spec import WhisperSpec
@@ -60,7 +60,7 @@ class Texts:
         return keys[:, :, :end], values[:, :, :end]
 
 
-class Norm(nn.Module):
+class WhisperNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
@@ -70,24 +70,24 @@ class Norm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
 
 
-class Block(nn.Module):
+class WhisperLayer(nn.Module):
     """A layer of the encoder, or of the decoder, which looks at the sound as well."""
 
     def __init__(self, spec: WhisperSpec, looks: bool) -> None:
         super().__init__()
         width = spec.hidden
         self.heads = spec.heads
-        self.attention_norm = Norm(width)
-        self.qkv = Linear(width, 3 * width)
-        self.out = Linear(width, width)
+        self.attention_norm = WhisperNorm(width)
+        self.qkv = HalfPrecisionLinear(width, 3 * width)
+        self.out = HalfPrecisionLinear(width, width)
         if looks:
-            self.look_norm = Norm(width)
-            self.look_q = Linear(width, width)
-            self.look_kv = Linear(width, 2 * width)
-            self.look_out = Linear(width, width)
-        self.feed_forward_norm = Norm(width)
-        self.up = Linear(width, spec.intermediate)
-        self.down = Linear(spec.intermediate, width)
+            self.look_norm = WhisperNorm(width)
+            self.look_q = HalfPrecisionLinear(width, width)
+            self.look_kv = HalfPrecisionLinear(width, 2 * width)
+            self.look_out = HalfPrecisionLinear(width, width)
+        self.feed_forward_norm = WhisperNorm(width)
+        self.up = HalfPrecisionLinear(width, spec.intermediate)
+        self.down = HalfPrecisionLinear(spec.intermediate, width)
         self.fused_up: FusedGelu | None = None  # on a CPU, in place of `up` and its GELU
 
     def split(self, x_BSE: Tensor, parts: int) -> list[Tensor]:
@@ -123,12 +123,12 @@ class Whisper(nn.Module):
         self.conv1 = Conv1d(spec.bins, spec.hidden, 3, padding=1)
         self.conv2 = Conv1d(spec.hidden, spec.hidden, 3, stride=2, padding=1)
         self.sound_positions = nn.Parameter(torch.empty(spec.frames, spec.hidden))
-        self.encoder = nn.ModuleList(Block(spec, False) for _ in range(spec.encoder_layers))
-        self.encoder_norm = Norm(spec.hidden)
+        self.encoder = nn.ModuleList(WhisperLayer(spec, False) for _ in range(spec.encoder_layers))
+        self.encoder_norm = WhisperNorm(spec.hidden)
         self.embedding = nn.Parameter(torch.empty(spec.vocab, spec.hidden))
         self.text_positions = nn.Parameter(torch.empty(spec.context, spec.hidden))
-        self.decoder = nn.ModuleList(Block(spec, True) for _ in range(spec.decoder_layers))
-        self.decoder_norm = Norm(spec.hidden)
+        self.decoder = nn.ModuleList(WhisperLayer(spec, True) for _ in range(spec.decoder_layers))
+        self.decoder_norm = WhisperNorm(spec.hidden)
         self.compiled: CompiledWhisper | None = None  # all of it, on some CPUs
 
     @property

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import RequestError
-from cairn.models.speech.decoding_rules import TEMPERATURES, Decoded, allowed, looks_wrong
+from cairn.models.speech.decoding_rules import TEMPERATURES, DecodedWindow, allowed, looks_wrong
 from cairn.models.speech.load import OpenWhisper
 from cairn.models.speech.mel import log_mel
 from cairn.models.speech.model import Sounds, Texts, Whisper, joined
-from cairn.models.speech.windows import Window
+from cairn.models.speech.windows import AudioWindow
 
 Task = Literal["transcribe", "translate"]
 
@@ -27,7 +27,7 @@ class WindowOptions(NamedTuple):
 
 
 class WindowText(NamedTuple):
-    decoded: Decoded
+    decoded: DecodedWindow
     language: str | None
 
 
@@ -46,10 +46,10 @@ class Transcriber:
         self._token_V = torch.arange(opened.spec.vocab, device=self.device)
 
     @torch.inference_mode()
-    def transcribe(self, requests: Sequence[tuple[Window, WindowOptions]]) -> list[WindowText]:
+    def transcribe(self, requests: Sequence[tuple[AudioWindow, WindowOptions]]) -> list[WindowText]:
         """Transcribe windows and return the results in order. Silent windows are skipped."""
         loud = [at for at, (window, _) in enumerate(requests) if not window.is_silent]
-        silent = WindowText(Decoded([], 0.0, 1.0, 0.0), None)
+        silent = WindowText(DecodedWindow([], 0.0, 1.0, 0.0), None)
         results = [silent] * len(requests)
         if loud:
             chosen = [requests[at] for at in loud]
@@ -59,7 +59,7 @@ class Transcriber:
                 results[at] = one
         return results
 
-    def _mel(self, windows: Sequence[Window]) -> Tensor:
+    def _mel(self, windows: Sequence[AudioWindow]) -> Tensor:
         spectra = [
             log_mel(
                 torch.from_numpy(window.samples.copy()).to(self.device)[None], self.model.spec.bins
@@ -88,7 +88,7 @@ class Transcriber:
     def _write(self, sound: Sounds, settings: list[WindowOptions]) -> list[WindowText]:
         """Each window at the lowest temperature at which its text looks right."""
         languages, no_speech = self._hear(sound, settings)
-        results: dict[int, Decoded] = {}
+        results: dict[int, DecodedWindow] = {}
         left = list(range(len(settings)))
         for temperature in TEMPERATURES:
             if not left:
@@ -148,12 +148,12 @@ class Transcriber:
 
     def _decode(
         self, sound: Sounds, starts: list[list[int]], heats: list[float], no_speech: list[float]
-    ) -> list[Decoded]:
+    ) -> list[DecodedWindow]:
         """Rows grow together; those with starts of other lengths are decoded apart."""
         by_length: dict[int, list[int]] = {}
         for at, start in enumerate(starts):
             by_length.setdefault(len(start), []).append(at)
-        by_row: dict[int, Decoded] = {}
+        by_row: dict[int, DecodedWindow] = {}
         for rows in by_length.values():
             index_B = torch.tensor(rows, device=self.device)
             part = sound if len(rows) == len(starts) else sound.rows(index_B)
@@ -161,7 +161,7 @@ class Transcriber:
                 part, [starts[at] for at in rows], [heats[at] for at in rows]
             )
             for at, (tokens, logprob) in zip(rows, decoded, strict=True):
-                by_row[at] = Decoded(tokens, logprob, no_speech[at], heats[at])
+                by_row[at] = DecodedWindow(tokens, logprob, no_speech[at], heats[at])
         return [by_row[at] for at in range(len(starts))]
 
     def _decode_together(

@@ -18,7 +18,7 @@ SILENCE = 1e-4  # the loudest sample of a window of silence
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Window(NamedTuple):
+class AudioWindow(NamedTuple):
     start: int  # samples from the beginning
     samples: Samples
 
@@ -35,14 +35,14 @@ class Window(NamedTuple):
         return not len(self.samples) or float(np.abs(self.samples).max()) < SILENCE
 
 
-def windows(samples: Samples) -> list[Window]:
+def windows(samples: Samples) -> list[AudioWindow]:
     """All of the sound, in order and without overlap."""
     cut, start = [], 0
     while len(samples) - start > SAMPLES:
         end = start + _cut(samples[start : start + SAMPLES])
-        cut.append(Window(start, samples[start:end]))
+        cut.append(AudioWindow(start, samples[start:end]))
         start = end
-    cut.append(Window(start, samples[start:]))
+    cut.append(AudioWindow(start, samples[start:]))
     return cut
 
 

@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.models.activation import ACTIVATIONS
-from cairn.models.cpu_half_precision import Linear, attention, linear
+from cairn.models.cpu_half_precision import HalfPrecisionLinear, attention, linear
 from cairn.models.text_to_text.spec import T5Spec
 
 
-class Memory(NamedTuple):
+class EncoderMemory(NamedTuple):
     """Keys and values of the encoded text, for each layer of the decoder: [H, S, C]."""
 
     layers: list[tuple[Tensor, Tensor]]
 
 
-class Written:
+class DecodedTokens:
     """Keys and values of the answer so far, for each layer of the decoder: [H, T, C]."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Written:
         return k_HTC, v_HTC
 
 
-class Attention(nn.Module):
+class T5Attention(nn.Module):
     def __init__(self, spec: T5Spec) -> None:
         super().__init__()
         width, self.heads = spec.heads * spec.head_dim, spec.heads
-        self.q = Linear(spec.hidden, width, bias=False)
-        self.k = Linear(spec.hidden, width, bias=False)
-        self.v = Linear(spec.hidden, width, bias=False)
-        self.o = Linear(width, spec.hidden, bias=False)
+        self.q = HalfPrecisionLinear(spec.hidden, width, bias=False)
+        self.k = HalfPrecisionLinear(spec.hidden, width, bias=False)
+        self.v = HalfPrecisionLinear(spec.hidden, width, bias=False)
+        self.o = HalfPrecisionLinear(width, spec.hidden, bias=False)
 
     def split(self, y_TE: Tensor) -> Tensor:
         """[H, T, C]."""
@@ -65,13 +65,15 @@ class Attention(nn.Module):
         return self.o(y_HTC.transpose(0, 1).flatten(1))
 
 
-class FeedForward(nn.Module):
+class T5FeedForward(nn.Module):
     def __init__(self, spec: T5Spec) -> None:
         super().__init__()
         self.activation, self.gated = ACTIVATIONS[spec.activation], spec.gated
-        self.gate = Linear(spec.hidden, spec.intermediate, bias=False) if spec.gated else None
-        self.up = Linear(spec.hidden, spec.intermediate, bias=False)
-        self.down = Linear(spec.intermediate, spec.hidden, bias=False)
+        self.gate = (
+            HalfPrecisionLinear(spec.hidden, spec.intermediate, bias=False) if spec.gated else None
+        )
+        self.up = HalfPrecisionLinear(spec.hidden, spec.intermediate, bias=False)
+        self.down = HalfPrecisionLinear(spec.intermediate, spec.hidden, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.gate is None:
@@ -79,17 +81,17 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.gate(x_TD)) * self.up(x_TD))
 
 
-class Block(nn.Module):
+class T5Layer(nn.Module):
     """A layer of the encoder, or of the decoder, which looks at the encoded text as well."""
 
     def __init__(self, spec: T5Spec, looks: bool) -> None:
         super().__init__()
         self.attention_norm = _norm(spec)
-        self.attention = Attention(spec)
+        self.attention = T5Attention(spec)
         self.look_norm = _norm(spec) if looks else None
-        self.look = Attention(spec) if looks else None
+        self.look = T5Attention(spec) if looks else None
         self.feed_forward_norm = _norm(spec)
-        self.feed_forward = FeedForward(spec)
+        self.feed_forward = T5FeedForward(spec)
 
 
 class T5(nn.Module):
@@ -99,10 +101,10 @@ class T5(nn.Module):
         super().__init__()
         self.spec = spec
         self.embedding = nn.Parameter(torch.empty(spec.vocab, spec.hidden))
-        self.encoder = nn.ModuleList(Block(spec, False) for _ in range(spec.encoder_layers))
+        self.encoder = nn.ModuleList(T5Layer(spec, False) for _ in range(spec.encoder_layers))
         self.encoder_bias = nn.Parameter(torch.empty(spec.buckets, spec.heads))
         self.encoder_norm = _norm(spec)
-        self.decoder = nn.ModuleList(Block(spec, True) for _ in range(spec.decoder_layers))
+        self.decoder = nn.ModuleList(T5Layer(spec, True) for _ in range(spec.decoder_layers))
         self.decoder_bias = nn.Parameter(torch.empty(spec.buckets, spec.heads))
         self.decoder_norm = _norm(spec)
         self.head = nn.Parameter(torch.empty(spec.vocab, spec.hidden))
@@ -113,23 +115,25 @@ class T5(nn.Module):
         place_S = torch.arange(len(tokens_S), device=tokens_S.device)
         bias_HSS = self._bias(self.encoder_bias, place_S, place_S, both_ways=True)
         for block in self.encoder:
-            assert isinstance(block, Block)
+            assert isinstance(block, T5Layer)
             normed_SD = block.attention_norm(x_SD)
             attended = block.attention(normed_SD, block.attention.keys(normed_SD), bias_HSS)
             x_SD = x_SD + attended
             x_SD = x_SD + block.feed_forward(block.feed_forward_norm(x_SD))
         return self.encoder_norm(x_SD)
 
-    def remember(self, tokens_S: Tensor) -> Memory:
+    def remember(self, tokens_S: Tensor) -> EncoderMemory:
         """Encode tokens to the keys and values that the decoder attends to."""
         return self.keys_of(self.encode(tokens_S))
 
-    def keys_of(self, memory_SD: Tensor) -> Memory:
+    def keys_of(self, memory_SD: Tensor) -> EncoderMemory:
         """Cross-attention keys and values of encoded text for every decoder layer."""
         looks = [block.look for block in self.decoder]
-        return Memory([look.keys(memory_SD) for look in looks if isinstance(look, Attention)])
+        return EncoderMemory(
+            [look.keys(memory_SD) for look in looks if isinstance(look, T5Attention)]
+        )
 
-    def read(self, tokens_T: Tensor, written: Written, memory: Memory) -> Tensor:
+    def read(self, tokens_T: Tensor, written: DecodedTokens, memory: EncoderMemory) -> Tensor:
         """Logits behind each of these tokens, which continue the answer; [T, V] in float32."""
         x_TD = F.embedding(tokens_T, self.embedding)
         end = written.length + len(tokens_T)
@@ -137,7 +141,7 @@ class T5(nn.Module):
         query_T = key_N[written.length :]
         bias_HTN = self._bias(self.decoder_bias, query_T, key_N, both_ways=False)
         for at, block in enumerate(self.decoder):
-            assert isinstance(block, Block)
+            assert isinstance(block, T5Layer)
             normed_TD = block.attention_norm(x_TD)
             kept = written.extend(at, *block.attention.keys(normed_TD))
             x_TD = x_TD + block.attention(normed_TD, kept, bias_HTN)
@@ -175,7 +179,7 @@ def buckets_of(behind: Tensor, buckets: int, farthest: int, both_ways: bool) -> 
 def answer(model: T5, source: Sequence[int], most: int) -> Iterator[int]:
     """The likeliest tokens one after another, up to one that ends the answer, which is left out."""
     device = model.embedding.device
-    memory, written = model.remember(torch.tensor(source, device=device)), Written()
+    memory, written = model.remember(torch.tensor(source, device=device)), DecodedTokens()
     last = model.spec.start_id
     for _ in range(most):
         logits_1V = model.read(torch.tensor([last], device=device), written, memory)

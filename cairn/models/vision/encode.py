@@ -9,7 +9,7 @@ from torch import Tensor
 from cairn.models.vision.picture import Picture
 from cairn.models.vision.prompt import rows_of
 from cairn.models.vision.tiling_rules import ImageRules
-from cairn.models.vision.tower import Grid, Tower, patches_of
+from cairn.models.vision.tower import PatchGrid, Tower, patches_of
 
 
 def picture_rows(tower: Tower, rules: ImageRules, pictures: Sequence[Picture]) -> list[Tensor]:
@@ -17,7 +17,7 @@ def picture_rows(tower: Tower, rules: ImageRules, pictures: Sequence[Picture]) -
     spec, weight = tower.spec, tower.patch_embedding.weight
     mean_C, std_C = (torch.tensor(one, device=weight.device) for one in (rules.mean, rules.std))
     patches: list[Tensor] = []
-    grids: list[Grid] = []
+    grids: list[PatchGrid] = []
     for _, same in groupby(pictures, lambda one: (one.tiles, one.height, one.width)):
         pixels_NHWC = whole_steps(_sent(list(same), weight.device), spec.tower.frames)
         normalised_NHWC = (pixels_NHWC.float() / 255 - mean_C) / std_C

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import WeightsError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.vision.names import TOWERS, UNUSED, part_of, tower_source
 from cairn.models.vision.spec import VisionSpec
@@ -35,7 +35,7 @@ class PartOfCheckpoint:
         return self._tensors.tensor(self._home[name])
 
 
-def load_tower(spec: VisionSpec, tensors: TensorSource, build: Build) -> Tower:
+def load_tower(spec: VisionSpec, tensors: TensorSource, build: ModelBuild) -> Tower:
     """`tensors`: of the whole checkpoint; `build` says where and in which type."""
     tower = Tower(spec, build._replace(device="meta"))
     parts = {part: PartOfCheckpoint(tensors, part) for part in ("tower", "projector")}

@@ -10,7 +10,7 @@ The same model is stored under several prefixes, by the version of the library t
 import re
 from typing import Literal, NamedTuple
 
-from cairn.models.checkpoint_names import Source
+from cairn.models.checkpoint_names import TensorLocation
 
 Part = Literal["tower", "projector", "text"]
 TOWER = re.compile(
@@ -122,13 +122,13 @@ def part_of(name: str) -> tuple[Part, str]:
     return "text", name
 
 
-def tower_source(style: str, projector: str, slot: str, width: int) -> tuple[Part, Source]:
+def tower_source(style: str, projector: str, slot: str, width: int) -> tuple[Part, TensorLocation]:
     """The tensor of a slot of `Tower`, without the prefix of its part; `width`: of the tower's layers."""
     if slot.startswith("projector."):
         return "projector", _of_projector(style, projector, slot.removeprefix("projector."))
     if deep := DEEP.fullmatch(slot):
         source = _named(deep[2], QWEN3_CELLS)
-        return "projector", Source(f"deepstack_merger_list.{deep[1]}.{source.tensor}")
+        return "projector", TensorLocation(f"deepstack_merger_list.{deep[1]}.{source.tensor}")
     names = TOWERS[style]
     if inside := LAYER.fullmatch(slot):
         source = _named(inside[2], names.inside)
@@ -141,7 +141,7 @@ def tower_source(style: str, projector: str, slot: str, width: int) -> tuple[Par
     return "tower", _named(slot, names.outside)
 
 
-def _of_projector(style: str, projector: str, slot: str) -> Source:
+def _of_projector(style: str, projector: str, slot: str) -> TensorLocation:
     names = PROJECTORS[projector]
     if style == "qwen3_vl":
         names = {slot: f"merger.{name}" for slot, name in QWEN3_CELLS.items()}
@@ -149,7 +149,7 @@ def _of_projector(style: str, projector: str, slot: str) -> Source:
     return source._replace(transposed=source.tensor in TRANSPOSED)
 
 
-def _named(slot: str, names: dict[str, str]) -> Source:
+def _named(slot: str, names: dict[str, str]) -> TensorLocation:
     path, _, kind = slot.rpartition(".")
     stored = names[slot] if slot in names else f"{names[path]}.{kind}"
-    return Source(stored)
+    return TensorLocation(stored)

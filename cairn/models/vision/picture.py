@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cairn.core.errors import ConfigError, RequestError
-from cairn.models.vision.tiling_rules import ImageRules, Layout, Size, layout_of
+from cairn.models.vision.tiling_rules import ImageRules, Size, TileLayout, layout_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +117,7 @@ def prepare_image(image: Any, rules: ImageRules) -> Picture:
 
 
 def _picture(
-    tiles: Sequence[Any], layout: Layout, rules: ImageRules, frame_s: float = 0.0
+    tiles: Sequence[Any], layout: TileLayout, rules: ImageRules, frame_s: float = 0.0
 ) -> Picture:
     import numpy as np
 
@@ -193,7 +193,7 @@ def _animation(content: bytes) -> tuple[list[Any], float]:
     return frames, max(step, 1.0) * seconds / count
 
 
-def _tiles(image: Any, layout: Layout, rules: ImageRules) -> list[Any]:
+def _tiles(image: Any, layout: TileLayout, rules: ImageRules) -> list[Any]:
     tile = layout.tile
     if rules.kind == "fixed":
         return [_middle(image, tile)]

@@ -10,7 +10,7 @@ import msgspec
 from torch import Tensor, nn
 
 from cairn.models.activation import ACTIVATIONS
-from cairn.models.build import Build, Slot
+from cairn.models.build import ModelBuild, Slot
 from cairn.models.layers import Norm
 from cairn.models.linear.maps import Linear
 from cairn.models.vision.spec import VisionSpec
@@ -24,10 +24,10 @@ class HasGrid(Protocol):
     def width(self) -> int: ...
 
 
-class Map(Linear):
+class ReplicatedLinear(Linear):
     """Linear map that is replicated on all shards, because the encoder is small."""
 
-    def __init__(self, build: Build, inputs: int, outputs: int, bias: bool) -> None:
+    def __init__(self, build: ModelBuild, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
         self.weight = build.parameter(outputs, inputs)
         self.bias = build.parameter(outputs) if bias else None
@@ -42,11 +42,13 @@ class Map(Linear):
 
 
 class TwoMaps(nn.Module):
-    def __init__(self, build: Build, spec: VisionSpec) -> None:
+    def __init__(self, build: ModelBuild, spec: VisionSpec) -> None:
         super().__init__()
         projector = spec.projector
-        self.first = Map(build, spec.tower.shape.hidden, projector.hidden, projector.bias)
-        self.second = Map(build, projector.hidden, projector.hidden, projector.bias)
+        self.first = ReplicatedLinear(
+            build, spec.tower.shape.hidden, projector.hidden, projector.bias
+        )
+        self.second = ReplicatedLinear(build, projector.hidden, projector.hidden, projector.bias)
         self.activation = ACTIVATIONS[projector.activation]
 
     def forward(self, x_NPD: Tensor, grid: HasGrid) -> Tensor:
@@ -56,11 +58,11 @@ class TwoMaps(nn.Module):
 class Shuffled(nn.Module):
     """Idefics 3: neighbours side by side, row by row of the cell."""
 
-    def __init__(self, build: Build, spec: VisionSpec) -> None:
+    def __init__(self, build: ModelBuild, spec: VisionSpec) -> None:
         super().__init__()
         self.merge = spec.projector.merge
         width = spec.tower.shape.hidden * self.merge**2
-        self.map = Map(build, width, spec.projector.hidden, spec.projector.bias)
+        self.map = ReplicatedLinear(build, width, spec.projector.hidden, spec.projector.bias)
 
     def forward(self, x_NPD: Tensor, grid: HasGrid) -> Tensor:
         return self.map(cells_of(x_NPD, grid, self.merge).flatten(1))
@@ -69,9 +71,11 @@ class Shuffled(nn.Module):
 class OneMap(nn.Module):
     """PaliGemma."""
 
-    def __init__(self, build: Build, spec: VisionSpec) -> None:
+    def __init__(self, build: ModelBuild, spec: VisionSpec) -> None:
         super().__init__()
-        self.map = Map(build, spec.tower.shape.hidden, spec.projector.hidden, spec.projector.bias)
+        self.map = ReplicatedLinear(
+            build, spec.tower.shape.hidden, spec.projector.hidden, spec.projector.bias
+        )
 
     def forward(self, x_NPD: Tensor, grid: HasGrid) -> Tensor:
         return self.map(x_NPD.flatten(0, 1))
@@ -80,11 +84,11 @@ class OneMap(nn.Module):
 class Pooled(nn.Module):
     """Gemma 3: the mean of a cell of patches, normed by weights that are offsets from one."""
 
-    def __init__(self, build: Build, spec: VisionSpec) -> None:
+    def __init__(self, build: ModelBuild, spec: VisionSpec) -> None:
         super().__init__()
         self.merge, shape = spec.projector.merge, spec.tower.shape
         self.norm = _norm(build, spec, shape.hidden, norm="rms", norm_plus_one=True)
-        self.map = Map(build, shape.hidden, spec.projector.hidden, spec.projector.bias)
+        self.map = ReplicatedLinear(build, shape.hidden, spec.projector.hidden, spec.projector.bias)
 
     def forward(self, x_NPD: Tensor, grid: HasGrid) -> Tensor:
         return self.map(self.norm(cells_of(x_NPD, grid, self.merge).mean(1)))
@@ -93,14 +97,14 @@ class Pooled(nn.Module):
 class MergedMaps(nn.Module):
     """Mistral 3: a linear map of a cell back to the tower's width, then two as in LLaVA."""
 
-    def __init__(self, build: Build, spec: VisionSpec) -> None:
+    def __init__(self, build: ModelBuild, spec: VisionSpec) -> None:
         super().__init__()
         width, projector = spec.tower.shape.hidden, spec.projector
         self.size = projector.merge
         self.norm = _norm(build, spec, width, norm="rms")
-        self.merge = Map(build, width * projector.merge**2, width, bias=False)
-        self.first = Map(build, width, projector.hidden, projector.bias)
-        self.second = Map(build, projector.hidden, projector.hidden, projector.bias)
+        self.merge = ReplicatedLinear(build, width * projector.merge**2, width, bias=False)
+        self.first = ReplicatedLinear(build, width, projector.hidden, projector.bias)
+        self.second = ReplicatedLinear(build, projector.hidden, projector.hidden, projector.bias)
         self.activation = ACTIVATIONS[projector.activation]
 
     def forward(self, x_NPD: Tensor, grid: HasGrid) -> Tensor:
@@ -112,14 +116,14 @@ class MergedMaps(nn.Module):
 class CellMaps(nn.Module):
     """Qwen-VL: two maps of the patches of a cell side by side, normed one by one, or `late`: together."""
 
-    def __init__(self, build: Build, spec: VisionSpec, late: bool = False) -> None:
+    def __init__(self, build: ModelBuild, spec: VisionSpec, late: bool = False) -> None:
         super().__init__()
         self.merge, self.late = spec.projector.merge, late
         width = spec.tower.shape.hidden
         joined = width * self.merge**2
         self.norm = _norm(build, spec, joined if late else width, norm=spec.tower.shape.norm)
-        self.first = Map(build, joined, joined, bias=True)
-        self.second = Map(build, joined, spec.projector.hidden, bias=True)
+        self.first = ReplicatedLinear(build, joined, joined, bias=True)
+        self.second = ReplicatedLinear(build, joined, spec.projector.hidden, bias=True)
 
     def forward(self, x_NPD: Tensor, grid: HasGrid) -> Tensor:
         if self.late:
@@ -136,7 +140,7 @@ def cells_of(x_NPD: Tensor, grid: HasGrid, merge: int) -> Tensor:
     return cells.permute(0, 1, 3, 2, 4, 5).flatten(3, 4).flatten(0, 2)
 
 
-def _norm(build: Build, spec: VisionSpec, width: int, **form: Any) -> Norm:
+def _norm(build: ModelBuild, spec: VisionSpec, width: int, **form: Any) -> Norm:
     own = {"norm_eps": spec.projector.norm_eps, "norm_plus_one": False, **form}
     return Norm(build, msgspec.structs.replace(spec.tower.shape, **own), width)
 
@@ -151,5 +155,5 @@ KINDS: dict[str, type[nn.Module]] = {
 }
 
 
-def make_projector(build: Build, spec: VisionSpec) -> nn.Module:
+def make_projector(build: ModelBuild, spec: VisionSpec) -> nn.Module:
     return KINDS[spec.projector.kind](build, spec)

@@ -36,7 +36,7 @@ class Size(NamedTuple):
     width: int
 
 
-class Layout(NamedTuple):
+class TileLayout(NamedTuple):
     """Tiling of an image: the sizes it is resized to in turn, then the grid of tiles."""
 
     resized: tuple[Size, ...]
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
         return self.rows * self.columns + 1
 
 
-def layout_of(rules: ImageRules, height: int, width: int, frames: int = 1) -> Layout:
+def layout_of(rules: ImageRules, height: int, width: int, frames: int = 1) -> TileLayout:
     """Layout of an image, or of each frame of a video, by its size."""
     tile = Size(rules.height, rules.width)
     if rules.kind in ("patches", "area"):
@@ -58,16 +58,16 @@ def layout_of(rules: ImageRules, height: int, width: int, frames: int = 1) -> La
             resized = _in_patches(rules, height, width)
         else:
             resized = _in_area(rules, height, width, count)
-        return Layout((resized,), resized)
+        return TileLayout((resized,), resized)
     if rules.kind == "tiled":
         return _tiled(rules, height, width)
     if not rules.shortest:
-        return Layout((tile,), tile)
+        return TileLayout((tile,), tile)
     short, long = min(height, width), max(height, width)
     longer = int(rules.shortest * long / short)
     upright = width <= height
     resized = Size(longer, rules.shortest) if upright else Size(rules.shortest, longer)
-    return Layout((resized,), tile)
+    return TileLayout((resized,), tile)
 
 
 def _in_patches(rules: ImageRules, height: int, width: int) -> Size:
@@ -94,7 +94,7 @@ def _in_area(rules: ImageRules, height: int, width: int, frames: int) -> Size:
     return Size(tall, wide)
 
 
-def _tiled(rules: ImageRules, height: int, width: int) -> Layout:
+def _tiled(rules: ImageRules, height: int, width: int) -> TileLayout:
     side, sizes = rules.height, []
     if rules.longest:
         height, width = _longest_edge(height, width, rules.longest)
@@ -109,8 +109,8 @@ def _tiled(rules: ImageRules, height: int, width: int) -> Layout:
     sizes.append(Size(height, width))
     tile = Size(side, side)
     if height <= side and width <= side:
-        return Layout(tuple(sizes), tile)
-    return Layout(tuple(sizes), tile, height // side, width // side)
+        return TileLayout(tuple(sizes), tile)
+    return TileLayout(tuple(sizes), tile, height // side, width // side)
 
 
 def _longest_edge(height: int, width: int, longest: int) -> Size:

@@ -13,21 +13,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cairn.models.attend import Attend, Rule
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.attend import Attend, AttentionRule
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.cpu_half_precision import linear
 from cairn.models.encoder.attend import Bidirectional
 from cairn.models.encoder.model import packed_step
-from cairn.models.layer_loop import PlainResidual, Residual, Step, run_layers
+from cairn.models.layer_loop import ForwardStep, PlainResidual, Residual, run_layers
 from cairn.models.layers import Norm
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
-from cairn.models.transformer import Layer, Positions
+from cairn.models.transformer import Layer, PositionEmbedding
 from cairn.models.vision.projector import CellMaps, make_projector
 from cairn.models.vision.spec import TowerPositions, TowerSpec, VisionSpec
 
 
-class Grid(NamedTuple):
+class PatchGrid(NamedTuple):
     """Patches of one tile."""
 
     height: int
@@ -38,10 +38,10 @@ class Grid(NamedTuple):
         return self.height * self.width
 
 
-class PatchEmbedding(Holder):
+class PatchEmbedding(SlotModule):
     """A linear map of the pixels of a patch; checkpoints store it as a convolution."""
 
-    def __init__(self, build: Build, spec: TowerSpec) -> None:
+    def __init__(self, build: ModelBuild, spec: TowerSpec) -> None:
         super().__init__()
         frames = (spec.frames,) if spec.frames > 1 else ()
         self.kernel = (spec.shape.hidden, 3, *frames, spec.patch, spec.patch)
@@ -57,8 +57,8 @@ class PatchEmbedding(Holder):
             yield Slot("bias", "bias", self.kernel[:1], init="zeros")
 
 
-class ClassToken(Holder):
-    def __init__(self, build: Build, width: int) -> None:
+class ClassToken(SlotModule):
+    def __init__(self, build: ModelBuild, width: int) -> None:
         super().__init__()
         self.weight = build.parameter(width)
 
@@ -69,18 +69,18 @@ class ClassToken(Holder):
 class Tower(nn.Module):
     """Built empty, on the meta device; `vision.load` fills it."""
 
-    def __init__(self, spec: VisionSpec, build: Build = Build()) -> None:  # noqa: B008 (immutable)
+    def __init__(self, spec: VisionSpec, build: ModelBuild = ModelBuild()) -> None:  # noqa: B008 (immutable)
         super().__init__()
         tower, shape = spec.tower, spec.tower.shape
         self.spec, self.build = spec, build
         self.patch_embedding = PatchEmbedding(build, tower)
         self.class_token = ClassToken(build, shape.hidden) if tower.class_token else None
-        self.position_embedding: Positions | None = None
+        self.position_embedding: PositionEmbedding | None = None
         if tower.positions == "learned":
             count = tower.side**2 + tower.class_token
-            self.position_embedding = Positions(build, count, shape.hidden)
+            self.position_embedding = PositionEmbedding(build, count, shape.hidden)
         self.position_table = (
-            Positions(build, tower.table**2, shape.hidden) if tower.table else None
+            PositionEmbedding(build, tower.table**2, shape.hidden) if tower.table else None
         )
         self.pre_norm = Norm(build, shape, shape.hidden) if tower.pre_norm else None
         self.layers = nn.ModuleList(Layer(build, shape, at) for at in range(shape.layers))
@@ -88,7 +88,7 @@ class Tower(nn.Module):
         self.projector = make_projector(build, spec)
         self.deep = nn.ModuleList(CellMaps(build, spec, late=True) for _ in tower.deep_layers)
 
-    def forward(self, patches_PE: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def forward(self, patches_PE: Tensor, grids: Sequence[PatchGrid]) -> Tensor:
         """Rows of all tiles, [R, D'], and beside them those for deeper layers; `patches_PE`: tile behind tile."""
         hidden_PD, deep = self.hidden(patches_PE, grids)
         parts = [_projected(self.projector, hidden_PD, grids)]
@@ -96,7 +96,7 @@ class Tower(nn.Module):
             parts.append(_projected(merger, tapped_PD, grids))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def hidden(self, patches_PE: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[Tensor]]:
+    def hidden(self, patches_PE: Tensor, grids: Sequence[PatchGrid]) -> tuple[Tensor, list[Tensor]]:
         """Input of the projector [P, D], and the hidden states after `deep_layers`."""
         tower = self.spec.tower
         x_PD = self._placed(self.patch_embedding(patches_PE), grids)
@@ -126,7 +126,7 @@ class Tower(nn.Module):
             x_PD = torch.cat(without)
         return x_PD, deep
 
-    def _placed(self, x_PD: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def _placed(self, x_PD: Tensor, grids: Sequence[PatchGrid]) -> Tensor:
         """Add class tokens and learned position embeddings."""
         if self.position_table is not None:
             side, table_SD = self.spec.tower.table, self.position_table.weight
@@ -143,12 +143,12 @@ class Tower(nn.Module):
             tiles.append((x_NPD + places_PD).flatten(0, 1))
         return torch.cat(tiles)
 
-    def _check_size(self, grid: Grid) -> None:
+    def _check_size(self, grid: PatchGrid) -> None:
         side = self.spec.tower.side
         if tuple(grid) != (side, side):
             raise ValueError(f"a tile of {grid.height} x {grid.width} patches, not {side} x {side}")
 
-    def _rotations(self, grids: Sequence[Grid], x_PD: Tensor) -> dict[Rope, Rotation]:
+    def _rotations(self, grids: Sequence[PatchGrid], x_PD: Tensor) -> dict[Rope, Rotation]:
         shape = self.spec.tower.shape
         kind = self.spec.tower.positions
         if kind == "learned":
@@ -158,11 +158,11 @@ class Tower(nn.Module):
     def slots(self) -> Iterator[Slot]:
         """Every tensor this model needs, by name, and where it goes."""
         for path, module in self.named_modules():
-            if isinstance(module, Holder):
+            if isinstance(module, SlotModule):
                 yield from (slot.under(path) for slot in module.slots())
 
 
-def packed_residual(x_PD: Tensor, step: Step) -> Residual:
+def packed_residual(x_PD: Tensor, step: ForwardStep) -> Residual:
     """Residual of a step; the fused one overwrites x."""
     if not step.fuses:
         return PlainResidual(x_PD)
@@ -171,7 +171,9 @@ def packed_residual(x_PD: Tensor, step: Step) -> Residual:
     return FusedResidual(x_PD)
 
 
-def runs(x_PD: Tensor, grids: Sequence[Grid], extra: int = 0) -> Iterator[tuple[Grid, Tensor]]:
+def runs(
+    x_PD: Tensor, grids: Sequence[PatchGrid], extra: int = 0
+) -> Iterator[tuple[PatchGrid, Tensor]]:
     """Neighbouring tiles of one size, [N, P, D]; each tile has `extra` tokens beside its patches."""
     start = 0
     for grid, same in groupby(grids):
@@ -180,7 +182,7 @@ def runs(x_PD: Tensor, grids: Sequence[Grid], extra: int = 0) -> Iterator[tuple[
         start += count * length
 
 
-def _projected(projector: nn.Module, x_PD: Tensor, grids: Sequence[Grid]) -> Tensor:
+def _projected(projector: nn.Module, x_PD: Tensor, grids: Sequence[PatchGrid]) -> Tensor:
     return torch.cat([projector(x_NPD, grid) for grid, x_NPD in runs(x_PD, grids)])
 
 
@@ -193,13 +195,13 @@ class ByLayer:
     def lengths_T(self) -> Tensor:
         return self.full.lengths_T()
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         attend = self.full if rule.layer in self.full_layers else self.windows
         return attend(q_THC, k_TKC, v_TKC, rule)
 
 
 def window_order(
-    grids: Sequence[Grid], side: int, device: torch.device
+    grids: Sequence[PatchGrid], side: int, device: torch.device
 ) -> tuple[Tensor, list[int]]:
     """Patches window by window, those of a tile one behind the other, and how many each window has."""
     orders, lengths, start = [], [], 0
@@ -217,7 +219,7 @@ def _reordered(rotation: Rotation, order_P: Tensor) -> Rotation:
     return Rotation(rotation.cos_T1C[order_P], rotation.sin_T1C[order_P])
 
 
-def stretched_table(table_SD: Tensor, side: int, grid: Grid) -> Tensor:
+def stretched_table(table_SD: Tensor, side: int, grid: PatchGrid) -> Tensor:
     """Learned positions of a square, interpolated to a grid whose corners are the square's; [P, D]."""
 
     def taps(count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -240,7 +242,7 @@ def stretched_table(table_SD: Tensor, side: int, grid: Grid) -> Tensor:
 
 
 def grid_rotation(
-    rope: Rope, head_dim: int, grids: Sequence[Grid], x_PD: Tensor, kind: TowerPositions
+    rope: Rope, head_dim: int, grids: Sequence[PatchGrid], x_PD: Tensor, kind: TowerPositions
 ) -> Rotation:
     """Rotary positions of a plane: even frequencies turn by the row, odd ones by the column (Pixtral).
 
@@ -260,13 +262,13 @@ def grid_rotation(
     return Rotation(both.cos().to(x_PD.dtype), both.sin().to(x_PD.dtype))
 
 
-def patches_of(pixels_NHWC: Tensor, patch: int, frames: int = 1) -> tuple[Tensor, list[Grid]]:
+def patches_of(pixels_NHWC: Tensor, patch: int, frames: int = 1) -> tuple[Tensor, list[PatchGrid]]:
     """Tiles of one size, cut: [P, 3 f p p] in the order of a convolution's kernel, and the grid of each.
 
     `frames`: so many tiles become one of the tower's; it divides their number.
     """
     _, height, width, channels = pixels_NHWC.shape
-    grid = Grid(height // patch, width // patch)
+    grid = PatchGrid(height // patch, width // patch)
     # What is left over below and to the right of the last whole patch, a convolution does not see either.
     kept_NHWC = pixels_NHWC[:, : grid.height * patch, : grid.width * patch]
     x = kept_NHWC.reshape(-1, frames, grid.height, patch, grid.width, patch, channels)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cairn.core.units import format_bytes
 from cairn.models.adapter.lora import LoRA
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear
 from cairn.models.transformer import Transformer
 
 RANK = 16  # that a position has room for in each part of a map
@@ -64,8 +64,11 @@ class AdapterColumns:
         self.room: dict[Linear, int] = {}  # rows of a position
         self._wide: dict[Linear, Tensor] = {}  # weight and room, in one piece
         for home in model.modules():
-            if isinstance(home, Columns | Rows) and (owner := _owner(home)) is not None:
-                parts = len(home.rows) if isinstance(home, Columns) else 1
+            if (
+                isinstance(home, ColumnParallelLinear | RowParallelLinear)
+                and (owner := _owner(home)) is not None
+            ):
+                parts = len(home.rows) if isinstance(home, ColumnParallelLinear) else 1
                 self.room[home] = rank * parts
                 self._wide[home] = _widened(owner, count * rank * parts)
 
@@ -103,7 +106,7 @@ class AdapterColumns:
         return self.positions.by_slot()
 
 
-def _owner(home: Columns | Rows) -> nn.Module | None:
+def _owner(home: ColumnParallelLinear | RowParallelLinear) -> nn.Module | None:
     """Module with the single float matrix of a linear map; None for other weight formats or with a bias."""
     owners = home.owners()
     if home.form is not None or len(owners) > 1 or getattr(owners[0], "bias", None) is not None:

@@ -26,7 +26,7 @@ from cairn.kernels.adapter.table import (
     Widest,
 )
 from cairn.models.adapter.lora import LoRA
-from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.linear.maps import ColumnParallelLinear, Linear, RowParallelLinear
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapter_columns import AdapterColumns
 from cairn.serve.engine.batch import TURNS
@@ -48,7 +48,11 @@ def bucket_of(adapters: int) -> int | None:
 class AdapterSlots:
     def __init__(self, model: Transformer, limits: Limits) -> None:
         self.device = model.embedding.weight.device
-        self.maps = [part for part in model.modules() if isinstance(part, Columns | Rows)]
+        self.maps = [
+            part
+            for part in model.modules()
+            if isinstance(part, ColumnParallelLinear | RowParallelLinear)
+        ]
         shape = (SLOTS, len(self.maps))
         self.table = LoraTable(
             torch.zeros(*shape, ENTRY, dtype=torch.int64, device=self.device),
@@ -161,7 +165,9 @@ class SlotAddend:
     def __init__(self, slots: AdapterSlots, home: Linear, number: int, widest: Widest) -> None:
         self.slots, self.home, self.number, self.widest = slots, home, number, widest
         self.part_rows = (
-            list(home.rows.values()) if isinstance(home, Columns) else [home.shape_NK()[0]]
+            list(home.rows.values())
+            if isinstance(home, ColumnParallelLinear)
+            else [home.shape_NK()[0]]
         )
 
     def __call__(self, x_MK: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from cairn.models.adapter.peft_config import read_config
 from cairn.models.adapter.prepared import PreparedAdapter
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.lean import Lean
-from cairn.models.linear.maps import Addend, Columns, Linear, Rows
+from cairn.models.linear.maps import Addend, ColumnParallelLinear, Linear, RowParallelLinear
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapter_residency import HostCopy, Residency
 from cairn.serve.engine.request import Request
@@ -94,7 +94,9 @@ class Adapters:
             spec, by_path, flat = self._read(Path(folder))
         addends: dict[Linear, LoRA] = {}
         for path, (home, lora) in by_path.items():
-            if not isinstance(lora, LoRA) or not isinstance(home, Columns | Rows):
+            if not isinstance(lora, LoRA) or not isinstance(
+                home, ColumnParallelLinear | RowParallelLinear
+            ):
                 raise UnsupportedModel(
                     f"the adapter in {folder} covers {path}, which is served without adapters",
                     hint="merge it (cairn adapter merge), and serve the merged model",
@@ -112,9 +114,13 @@ class Adapters:
     def warm_up(self) -> None:
         """Prepare the work that the first adapter would otherwise wait for."""
         if self.obstacle is None:
-            maps = [part for part in self.model.modules() if isinstance(part, Columns | Rows)]
+            maps = [
+                part
+                for part in self.model.modules()
+                if isinstance(part, ColumnParallelLinear | RowParallelLinear)
+            ]
             shapes = [
-                (part.shape_NK(), len(part.parts) if isinstance(part, Columns) else 1)
+                (part.shape_NK(), len(part.parts) if isinstance(part, ColumnParallelLinear) else 1)
                 for part in maps
             ]
             numbers = USUAL_RANK * sum(rows + parts * columns for (rows, columns), parts in shapes)
@@ -231,7 +237,11 @@ class Adapters:
     def lean(self) -> Lean:
         """The lean form for steps with adapters: its norms keep their weights, which addends need."""
         if self._lean is None:
-            maps = [part for part in self.model.modules() if isinstance(part, Columns | Rows)]
+            maps = [
+                part
+                for part in self.model.modules()
+                if isinstance(part, ColumnParallelLinear | RowParallelLinear)
+            ]
             before = [part.addend for part in maps]
             for part in maps:
                 part.addend = part.addend or _unused

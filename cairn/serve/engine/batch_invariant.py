@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Inputs
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.models.cpu_half_precision import matmul
 from cairn.models.experts import ExpertLayer
 from cairn.models.latent import LatentTokens
-from cairn.models.layer_loop import Step, Sublayer
+from cairn.models.layer_loop import ForwardStep, Sublayer
 from cairn.models.recurrence import Planes, Recurrence
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import VARIES
@@ -102,7 +102,7 @@ class FixedPages(Paged):
         super().__init__(pool, slots_CG, positions_G, lengths_G, tables_CBP, None)
         self.blocks, self.owners = blocks, owners
 
-    def __call__(self, q_GHC: Tensor, k_GKC: Tensor, v_GKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_GHC: Tensor, k_GKC: Tensor, v_GKC: Tensor, rule: AttentionRule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
         self._store(keys, k_GKC, rule)
         self._store(values, v_GKC, rule)
@@ -113,7 +113,7 @@ class FixedPages(Paged):
             out_GHC[block.rows_R] = found_GHC[block.rows_R]
         return out_GHC
 
-    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+    def latent(self, tokens: LatentTokens, rule: AttentionRule) -> Tensor:
         """Every row in the absorbed form: which form a token takes must not depend on its neighbours."""
         rows_G1E = tokens.rows_TE[:, None]
         return tokens.restored(self(tokens.absorbed(tokens.q_THC), rows_G1E, rows_G1E, rule))
@@ -138,7 +138,7 @@ class FixedPages(Paged):
 
 
 def _attend(
-    q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, pages_P: Tensor, rule: Rule
+    q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, pages_P: Tensor, rule: AttentionRule
 ) -> Tensor:
     """All rows against the keys of one sequence; only the block's own rows mean something."""
     k_NKC, v_NKC = (gather(cache, pages_P)[: block.keys] for cache in (keys, values))
@@ -149,7 +149,7 @@ def _attend(
 
 
 def attend_fixed(
-    q_GHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, seen_GN: Tensor, rule: Rule
+    q_GHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, seen_GN: Tensor, rule: AttentionRule
 ) -> Tensor:
     """ROWS queries against the keys of one sequence."""
     heads, kv_heads = q_GHC.shape[1], k_NKC.shape[1]
@@ -176,7 +176,7 @@ class FixedExperts(Sublayer):
         super().__init__()
         self.layer = layer
 
-    def plain(self, x_GD: Tensor, step: Step) -> Tensor:
+    def plain(self, x_GD: Tensor, step: ForwardStep) -> Tensor:
         layer = self.layer
         weights_GN, chosen_GN = layer.router(x_GD)
         y_GD = torch.zeros_like(x_GD)

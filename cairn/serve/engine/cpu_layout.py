@@ -15,7 +15,7 @@ from cairn.core.units import format_bytes
 from cairn.hw.host import read_memory
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.maps import linears
-from cairn.models.linear.transposed import Transposed
+from cairn.models.linear.transposed import TransposedForm
 from cairn.models.transformer import Transformer
 
 MOST_MEMORY = 0.2  # of the machine's, for the copy
@@ -28,7 +28,7 @@ TRIALS = 5
 def transpose_weights(model: Transformer) -> str:
     """Make the copy if it pays; says what was done, and why."""
     every = list(linears(model))
-    if all(isinstance(part.form, Transposed) for part in every):
+    if all(isinstance(part.form, TransposedForm) for part in every):
         return "weights are laid out by columns as well, as before"
     needed = sum(weight.nbytes for part in every for weight in part.matrices())
     allowed = int((read_memory(Path("/"))[0].usable_bytes or 0) * MOST_MEMORY)
@@ -38,14 +38,14 @@ def transpose_weights(model: Transformer) -> str:
     if gain < LEAST_GAIN:
         return f"weights stay as stored: by columns they are {gain:.2f} times as fast"
     for part in every:
-        part.take(Transposed(part.joined()))
+        part.take(TransposedForm(part.joined()))
     size = format_bytes(needed, "binary")
     return f"weights are laid out by columns as well ({size}): {gain:.2f} times as fast for {ROWS} tokens"
 
 
 def _gain(weight: Tensor) -> float:
     x = torch.ones(ROWS, weight.shape[1], dtype=weight.dtype)
-    return _seconds(x, weight) / _seconds(x, Transposed(weight).weight_NK)
+    return _seconds(x, weight) / _seconds(x, TransposedForm(weight).weight_NK)
 
 
 def _seconds(x: Tensor, weight: Tensor) -> float:

@@ -30,7 +30,7 @@ from torch import Tensor
 from cairn.core.errors import HardwareError
 from cairn.core.units import format_bytes
 from cairn.kernels.cpu.level_rows import RowsOfMatrix
-from cairn.models.attend import Packed
+from cairn.models.attend import PackedDocuments
 from cairn.models.cpu_half_precision import linear
 from cairn.models.linear.blocks import FLOAT_ROWS, NEVER, BlocksForm, RoundedRows
 from cairn.models.linear.form import Epilogue
@@ -269,7 +269,7 @@ def _outliers(model: Transformer, every: list[Linear]) -> dict[Linear, Tensor]:
         chance = torch.Generator().manual_seed(0)
         count = min(SEEN, model.spec.context)
         tokens_T = torch.randint(model.spec.vocab, (count,), generator=chance)
-        attend = Packed([len(tokens_T)])
+        attend = PackedDocuments([len(tokens_T)])
         model.logits(model(tokens_T, attend.positions_T(), attend))
     finally:
         for part, form in before.items():

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from cairn.kernels.tooling.absent_gpu import Launch, absent_gpu
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.eagle import LEAST_LAYERS
 from cairn.models.runnable import DTYPES, OpenModel, Runnable
 from cairn.models.spec import ModelSpec
@@ -44,7 +44,7 @@ def launches_of(spec: ModelSpec, config: EngineConfig, gpu: str, architecture: s
     least = LEAST_LAYERS if config.speculate == RANDOM_HEAD else 2
     opened = OpenModel(config.model, fewer_layers(spec, least), None, (), None)
     with absent_gpu(gpu, architecture) as launches, torch.inference_mode():
-        model = Transformer(opened.spec, Build("cuda", dtype, fused=True)).eval()
+        model = Transformer(opened.spec, ModelBuild("cuda", dtype, fused=True)).eval()
         runnable = Runnable(opened.name, model, "its shape alone")
         runner = cast(GPURunner, start_with(opened, runnable, config, sole=True).engine.runner)
         dry_run(runner)

@@ -27,7 +27,7 @@ from cairn.kernels.paged.paged_attention import checked, paged_attention
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_prefill import prefill
 from cairn.kernels.quantize.quantize import rounded
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.models.attend import attention as attend_by_torch
 from cairn.models.latent import LatentTokens
 from cairn.models.recurrence import Planes, Recurrence
@@ -81,7 +81,7 @@ class PagedOnGPU(Paged):
         part.axes_3T = None if self.axes_3T is None else self.axes_3T[:, rows]
         return part
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
         if self.extent.measures and self.pool.scales is not None:
             self.pool.scales.measure(rule.layer, k_TKC, v_TKC)
@@ -90,7 +90,9 @@ class PagedOnGPU(Paged):
         self._store(values, v_TKC if v_scale is None else stored(v_TKC, v_scale), rule)
         return self._over_pages(q_THC, keys, values, rule)
 
-    def projected(self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule) -> Tensor:
+    def projected(
+        self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: AttentionRule
+    ) -> Tensor:
         """Attention from the fused projection [T, (H + 2K) * C] to [T, H, C]; with axes the table is by token."""
         keys, values = self.pool.of_layer(rule.layer)
         positions_T = self.positions_T if self.axes_3T is None else None
@@ -116,10 +118,10 @@ class PagedOnGPU(Paged):
         )  # fmt: skip
         return out if isinstance(out, Tensor) else out[0]
 
-    def _scales(self, rule: Rule) -> tuple[Tensor | None, Tensor | None]:
+    def _scales(self, rule: AttentionRule) -> tuple[Tensor | None, Tensor | None]:
         return (None, None) if self.pool.scales is None else self.pool.scales.of_layer(rule.layer)
 
-    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+    def latent(self, tokens: LatentTokens, rule: AttentionRule) -> Tensor:
         """Store rows of latent attention, and attend: all tokens in the absorbed form, in one launch."""
         cache, _ = self.pool.of_layer(rule.layer)
         rank, group = tokens.expansion.sizes.rank, self.pool.group_of[rule.layer]
@@ -145,7 +147,7 @@ class PagedOnGPU(Paged):
         slots_B = states.slots_GB[group, : len(self.lengths_B)]
         return rule.in_slots(inputs, planes, Sequences(slots_B, self.bounds_B1, len(inputs[0])))
 
-    def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
+    def _store(self, cache: Tensor, new_TKC: Tensor, rule: AttentionRule) -> None:
         # Padding has slot -1; it goes to the null page, which is never read.
         size, slots_T = cache.shape[1], self._slots_of(rule).clamp(min=0)
         new_TKC = new_TKC.to(cache.dtype)
@@ -153,7 +155,9 @@ class PagedOnGPU(Paged):
             cache, new_TKC = cache.view(torch.uint8), new_TKC.view(torch.uint8)
         cache[slots_T // size, slots_T % size] = new_TKC
 
-    def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+    def _over_pages(
+        self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule
+    ) -> Tensor:
         if self.around is not None:
             self.around.before()
         out_THC = self._attend_pages(q_THC, keys, values, rule)
@@ -164,7 +168,7 @@ class PagedOnGPU(Paged):
         return out_THC
 
     def _both_ways(
-        self, reach: Reach, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule
+        self, reach: Reach, q_THC: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule
     ) -> Tensor:
         """Attention, with torch, of a sequence with bidirectional spans."""
         size, tables_BP = self.pool.page_size, self._group_tables[self.pool.group_of[rule.layer]]
@@ -176,7 +180,9 @@ class PagedOnGPU(Paged):
         reach_S = torch.from_numpy(reach.reach_S - first * size).to(q_THC.device)
         return attend_by_torch(q_THC[reach.tokens], k_NKC, v_NKC, rule, reach_S)
 
-    def _attend_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+    def _attend_pages(
+        self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule
+    ) -> Tensor:
         tables_BP = self._group_tables[self.pool.group_of[rule.layer]]
         k_scale, v_scale = self._scales(rule)
         if self.extent.invariant:
@@ -199,7 +205,7 @@ class PagedOnGPU(Paged):
         )  # fmt: skip
 
 
-def _sinks(rule: Rule) -> Tensor | None:
+def _sinks(rule: AttentionRule) -> Tensor | None:
     return None if rule.sinks_H is None else rule.sinks_H.detach()
 
 

@@ -23,7 +23,7 @@ from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.kernels.cpu.paged_decode import DecodeHeads, Sequences, fits
 from cairn.models import cpu_half_precision
-from cairn.models.attend import Rule, attention
+from cairn.models.attend import AttentionRule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers, paged
 from cairn.models.latent import LatentTokens
 from cairn.models.recurrence import Planes, Recurrence
@@ -217,14 +217,14 @@ class Paged:
         owner_T = torch.searchsorted(self.bounds_B1, token_T, right=True) - 1
         return self.lengths_B[owner_T.clamp(max=len(self.lengths_B) - 1)]
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         """Store this layer's keys and values, then attend."""
         keys, values = self.pool.of_layer(rule.layer)
         self._store(keys, k_TKC, rule)
         self._store(values, v_TKC, rule)
         return self._attend(q_THC, keys, values, rule)
 
-    def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
+    def joined(self, qkv_TEC: Tensor, heads: int, rule: AttentionRule) -> Tensor:
         """The same for q, k and v side by side; [T, H * C]."""
         if not rule.by_scores and self.single_token is not None:
             return self.single_token.joined(qkv_TEC, heads, rule)
@@ -257,7 +257,7 @@ class Paged:
             self.slots_GT, self.lengths_B, self.tables_GBP, self.pool.page_size, self.bounds_B1
         )
 
-    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
         if not others and singles is not None and not rule.by_scores:
             return singles.attend(q_THC, rule)
@@ -285,7 +285,7 @@ class Paged:
             raise ValueError(f"layer {rule.layer} keeps a state, and the pool has no slots for any")
         return self.pool.states.recur(rule, inputs)
 
-    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+    def latent(self, tokens: LatentTokens, rule: AttentionRule) -> Tensor:
         """Store rows of latent attention, and attend: one token of a sequence absorbed, several expanded."""
         rows, _ = self.pool.of_layer(rule.layer)
         self._store(rows, tokens.rows_TE[:, None], rule)
@@ -338,10 +338,10 @@ class Paged:
         """Cache slots of each group; padding goes to the null block."""
         return self.slots_GT.clamp(min=NULL_PAGE).long().unbind()
 
-    def _slots_of(self, rule: Rule) -> Tensor:
+    def _slots_of(self, rule: AttentionRule) -> Tensor:
         return self._slots[self.pool.group_of[rule.layer]]
 
-    def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
+    def _store(self, cache: Tensor, new_TKC: Tensor, rule: AttentionRule) -> None:
         flat = cache.view(-1, *cache.shape[2:])
         flat.index_copy_(0, self._slots_of(rule), new_TKC.to(cache.dtype))
 
@@ -411,7 +411,7 @@ class Singles:
         self._k_BKNC, self._v_BKNC = kept[0], kept[-1]
         self._mask: Tensor | None = None
 
-    def attend(self, q_BHC: Tensor, rule: Rule) -> Tensor:
+    def attend(self, q_BHC: Tensor, rule: AttentionRule) -> Tensor:
         torch.index_select(self.pool.rows[rule.layer], 0, self.pages, out=self._room)
         # The heads of a group see the same keys: they are queries of one head, and no key is copied.
         q_BKGC = q_BHC.unflatten(1, (self._k_BKNC.shape[1], -1))

@@ -23,7 +23,7 @@ from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
 from cairn.models.eagle import EagleHead
 from cairn.models.lean_head import LeanHead, obstacle
 from cairn.models.linear.maps import linears
-from cairn.models.linear.transposed import Transposed
+from cairn.models.linear.transposed import TransposedForm
 from cairn.models.mtp import DraftHead
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import Adapters
@@ -424,7 +424,7 @@ def _few_tokens(model: Transformer) -> int:
     """Steps of up to so many tokens run on one thread. Packed products have threads of their own kind."""
     maps = list(linears(model))
     on_cpu = model.embedding.weight.device.type == "cpu"
-    if not on_cpu or any(not isinstance(part.form, Transposed | None) for part in maps):
+    if not on_cpu or any(not isinstance(part.form, TransposedForm | None) for part in maps):
         return 0
     return few_tokens([math.prod(part.shape_NK()) for part in maps])
 

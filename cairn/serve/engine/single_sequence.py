@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cairn.models import cpu_half_precision
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 
 if TYPE_CHECKING:
     from cairn.serve.engine.pages import PagePool
@@ -66,7 +66,7 @@ class SingleToken(NamedTuple):
         shape = (2, cache.shape[3], cache.shape[4])
         return SingleToken(shape, tuple(cache.select(2, slot).unbind()), keys, values, length)
 
-    def joined(self, qkv_1EC: Tensor, heads: int, rule: Rule) -> Tensor:
+    def joined(self, qkv_1EC: Tensor, heads: int, rule: AttentionRule) -> Tensor:
         _, kv_heads, size = self.shape
         self.new[rule.layer].copy_(qkv_1EC[0, heads:].view(self.shape))
         if self.kept is not None:
@@ -89,7 +89,7 @@ class FewTokens:
         self.keys, self.values = _keys_and_values(cache, first, length)
         self._masks: dict[int, Tensor] = {}  # by queries of a token that a head of keys has
 
-    def joined(self, q_THC: Tensor, kv_2TKC: Tensor, rule: Rule) -> Tensor:
+    def joined(self, q_THC: Tensor, kv_2TKC: Tensor, rule: AttentionRule) -> Tensor:
         """Store keys and values, and attend; [T, H * C]."""
         self.new[rule.layer].copy_(kv_2TKC)
         kv_heads, size = kv_2TKC.shape[2:]

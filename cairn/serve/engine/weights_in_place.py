@@ -16,12 +16,12 @@ import torch
 from cairn.comm.transfer.choose_transport import make_transport
 from cairn.comm.transfer.weight_sync import WeightSink
 from cairn.core.errors import CairnError, ConfigError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
 from cairn.models.experts import ExpertLayer
 from cairn.models.hub import resolve
 from cairn.models.linear.maps import linears
-from cairn.models.linear.transposed import Transposed
+from cairn.models.linear.transposed import TransposedForm
 from cairn.models.rope_scaling import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, read_shares, wanted_by
@@ -49,8 +49,8 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
         else:
             parameter.data = fresh[name].data
     for part in linears(model):
-        if isinstance(part.form, Transposed):
-            part.take(Transposed(part.joined()))
+        if isinstance(part.form, TransposedForm):
+            part.take(TransposedForm(part.joined()))
 
 
 def check_source(model: Transformer, source: WeightsFrom | None) -> None:
@@ -70,7 +70,7 @@ def drop_weights(model: Transformer) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
     for part in linears(model):
-        if isinstance(part.form, Transposed):
+        if isinstance(part.form, TransposedForm):
             part.form.weight_NK = part.form.weight_NK.new_empty(0)
 
 
@@ -115,7 +115,9 @@ def _differences(model: Transformer, spec: msgspec.Struct) -> str:
     return ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in fields[:3])
 
 
-def _pull(model: Transformer, version: int, source: SyncedWeights, build: Build) -> Transformer:
+def _pull(
+    model: Transformer, version: int, source: SyncedWeights, build: ModelBuild
+) -> Transformer:
     """Pull weights from the ranks of a trainer when all of them have published this version."""
     dtype, ranks = model.embedding.weight.dtype, len(source.addresses)
     offered = [held_by_rows(model.spec, dtype, rank, ranks) for rank in range(ranks)]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cairn.comm.transfer.kv import REGION, Contents, KVLayout
+from cairn.comm.transfer.kv import REGION, KVContents, KVLayout
 from cairn.comm.transfer.transport import Transport
 from cairn.core.errors import ConfigError, RequestError
 from cairn.models.linear.form import HasRows
@@ -116,7 +116,7 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
             "a hand-over of a float8 cache whose scales each engine measures for itself",
             hint="leave out --kv-cache-dtype, or serve a checkpoint that has the scales of its cache",
         )
-    contents = Contents(
+    contents = KVContents(
         model=identity(runner.model) + _grouping(pool),
         layers=pool.cache.shape[0],
         kv_heads=keys.heads,

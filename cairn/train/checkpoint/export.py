@@ -14,7 +14,7 @@ from cairn.models.adapter.attach import attach
 from cairn.models.adapter.folder import adapter_slots, write_adapter
 from cairn.models.adapter.merge import merge
 from cairn.models.adapter.quantized_base import round_base
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.hub import resolve
@@ -106,7 +106,7 @@ def export_newest(run: Path, out: Path, tokenizer: Path | None) -> Path:
 
 def base_model(about: About, base: Base) -> Transformer:
     """The weights that the run began with, of which it has changed only those that are not frozen."""
-    build = Build("cpu", _dtype(about))
+    build = ModelBuild("cpu", _dtype(about))
     if not base.path:
         return random_model(about.spec, build, base.seed)
     start = open_checkpoint(resolve(base.path))
@@ -120,7 +120,7 @@ def base_model(about: About, base: Base) -> Transformer:
 
 
 def empty_model(about: About) -> Transformer:
-    model = Transformer(about.spec, Build("meta", _dtype(about)))
+    model = Transformer(about.spec, ModelBuild("meta", _dtype(about)))
     return model.to_empty(device=torch.device("cpu"))
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from cairn.comm.transfer.sockets import tune_for_bulk
 from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.events import instant
-from cairn.core.shared_secret import Refused, Secret, check_open
+from cairn.core.shared_secret import AuthenticationRefused, Secret, check_open
 from cairn.train.checkpoint.memory_checksums import part_sums
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
 from cairn.train.checkpoint.peer_messages import (
@@ -208,7 +208,7 @@ class Agent:
                 answer, _ = self.link.receive()
                 return isinstance(answer, Done) and answer.fine
             except OSError as error:
-                if isinstance(error, Refused):
+                if isinstance(error, AuthenticationRefused):
                     instant("copy refused", node=self.node, why=str(error))
                     self.log_line(f"no copy for the other node: {error}")
                 if self.link is not None:

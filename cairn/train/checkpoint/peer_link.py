@@ -21,7 +21,7 @@ from cairn.comm.transfer import wire
 from cairn.comm.transfer.mover import OWN
 from cairn.comm.transfer.sockets import dialled
 from cairn.comm.transfer.wire import MOST_PIECES, Frame, Scattered, Wire
-from cairn.core.shared_secret import Refused, Secret
+from cairn.core.shared_secret import AuthenticationRefused, Secret
 from cairn.train.checkpoint.peer_messages import AnyMessage, Done, Message
 
 MESSAGE = OWN + 16  # the kind of our frames
@@ -66,7 +66,7 @@ class Link:
             if frame.kind != MESSAGE:
                 raise Gone(f"a frame of kind {frame.kind}")
             return _decode(frame.meta), frame.payload
-        except wire.Gone as error:
+        except wire.ConnectionGone as error:
             raise Gone(str(error)) from None
         except msgspec.DecodeError as error:
             raise Gone(f"not a message: {error}") from None
@@ -76,7 +76,7 @@ class Link:
         try:
             for first in range(0, len(rooms), MOST_PIECES):
                 self.wire.fill(list(rooms[first : first + MOST_PIECES]))
-        except wire.Gone as error:
+        except wire.ConnectionGone as error:
             raise Gone(str(error)) from None
 
     @contextmanager
@@ -102,12 +102,12 @@ class Link:
 def connect(address: str, patience_s: float, secret: Secret | None = None) -> Link:
     """Connect to `host:port` with mutual authentication.
 
-    Answers that do not come within the patience are an OSError; `Refused` names the address.
+    Answers that do not come within the patience are an OSError; `AuthenticationRefused` names the address.
     """
     try:
         connection = dialled(socket.AF_INET, address, secret)
-    except Refused as error:
-        raise Refused(f"the memory of copies at {address}: {error}") from None
+    except AuthenticationRefused as error:
+        raise AuthenticationRefused(f"the memory of copies at {address}: {error}") from None
     connection.settimeout(None)
     _wait_at_most(connection, socket.SO_RCVTIMEO, patience_s)
     _wait_at_most(connection, socket.SO_SNDTIMEO, patience_s)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.events import instant, span
-from cairn.core.shared_secret import VARIABLE, Refused, Secret
+from cairn.core.shared_secret import VARIABLE, AuthenticationRefused, Secret
 from cairn.train.checkpoint.memory_checksums import word_sum
 from cairn.train.checkpoint.peer_link import Gone, connect, connect_local, reason
 from cairn.train.checkpoint.peer_messages import (
@@ -244,7 +244,7 @@ def ask_holdings(address: str, secret: Secret | None = None) -> list[HeldCopy]:
     try:
         with connect(address, ANSWER_S, secret) as link:
             answer = link.ask(Ask())
-    except Refused as error:
+    except AuthenticationRefused as error:
         raise ConfigError(
             f"no copies can be read: {error}", hint=f"every node of a job has the same {VARIABLE}"
         ) from None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.experts import Router
 from cairn.models.spec import Experts, ModelSpec
 from cairn.train.parallel.collectives import all_reduce, size_of
@@ -26,7 +26,7 @@ class BalancedRouter(Router):
 
     def __init__(
         self,
-        build: Build,
+        build: ModelBuild,
         spec: ModelSpec,
         experts: Experts,
         loss: float,

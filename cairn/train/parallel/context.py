@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Attend, Packed, Rule
+from cairn.models.attend import Attend, AttentionRule, PackedDocuments
 from cairn.train.parallel.collectives import all_to_all, size_of
 from cairn.train.parallel.layout import Attention
 from cairn.train.parallel.mesh import Group
@@ -88,7 +88,7 @@ class Ring:
         here = torch.cat([chunk.documents_N for chunk in self.chunks(self.rank)])
         return torch.tensor(self.lengths, device=self.device)[here]
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         return _RingAttention.apply(q_THC, k_TKC, v_TKC, rule.sinks_H, self, rule)
 
     def exchange(self, tensors: list[Tensor]) -> Callable[[], list[Tensor]]:
@@ -121,7 +121,7 @@ class _RingAttention(torch.autograd.Function):
         v_TKC: Tensor,
         sinks_H: Tensor | None,
         ring: Ring,
-        rule: Rule,
+        rule: AttentionRule,
     ) -> Tensor:
         kv = [k_TKC, v_TKC]  # of latent attention, keys are wider than values
         out_THC = v_TKC.new_zeros(*q_THC.shape[:2], v_TKC.shape[-1], dtype=torch.float32)
@@ -215,7 +215,7 @@ class Ulysses:
     def lengths_T(self) -> Tensor:
         return self.inner.lengths_T().chunk(self.size)[self.rank]
 
-    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: AttentionRule) -> Tensor:
         if rule.sinks_H is not None:
             sinks_H = rule.sinks_H.chunk(self.size)[self.rank]
             rule = msgspec.structs.replace(rule, sinks_H=sinks_H)
@@ -271,5 +271,5 @@ def attend_for(
         return Prefixed(batch)
     if group is not None and kind == "ring":
         return Ring(group, batch.lengths, device)
-    alone = Packed(batch.lengths, device) if inner is None else inner(batch)
+    alone = PackedDocuments(batch.lengths, device) if inner is None else inner(batch)
     return alone if group is None else Ulysses(group, alone, batch.lengths)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build, Slot
+from cairn.models.build import ModelBuild, Slot
 from cairn.models.experts import ExpertLayer, Router, combined
 from cairn.models.grouped_product import sort_by_expert
 from cairn.models.shards import even_share
@@ -42,7 +42,7 @@ class Sharing(NamedTuple):
 class SpreadExperts(ExpertLayer):
     """The experts of one rank among those of a group, behind a router that knows them all."""
 
-    def __init__(self, build: Build, spec: ModelSpec, experts: Experts, how: Sharing) -> None:
+    def __init__(self, build: ModelBuild, spec: ModelSpec, experts: Experts, how: Sharing) -> None:
         if experts.biases:
             raise ConfigError(
                 f"the experts of a {spec.family} model have biases, and are neither spread nor balanced",

@@ -22,7 +22,7 @@ from cairn.models.adapter.attach import attach, init_magnitudes, map_names
 from cairn.models.adapter.folder import adapter_slots
 from cairn.models.adapter.quantized_base import quantize_base
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.build import Build, Slot
+from cairn.models.build import ModelBuild, Slot
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -78,7 +78,9 @@ def parallelize(
     """
     spec = with_choice_bias(spec, balance)
     is_fused = fused_context is not None
-    build = Build("meta", dtype, _shards(mesh, strategy), fused=is_fused or products is not PLAIN)
+    build = ModelBuild(
+        "meta", dtype, _shards(mesh, strategy), fused=is_fused or products is not PLAIN
+    )
     stages = build_stages(spec, build, mesh, strategy, balance)
     for stage in stages:
         stage.recompute = recompute
@@ -119,7 +121,7 @@ def _offload(stage: Stage, plan: Plan, device: str) -> Offload:
 
 
 def _adapt(
-    stage: Stage, spec: ModelSpec, adapter: AdapterSpec, build: Build, device: str, seed: int
+    stage: Stage, spec: ModelSpec, adapter: AdapterSpec, build: ModelBuild, device: str, seed: int
 ) -> None:
     """A new adapter on the maps of this stage, which changes nothing yet."""
     adapters = attach(stage, spec, adapter, build, map_names(Transformer(spec), spec))
@@ -129,7 +131,7 @@ def _adapt(
 
 def build_stages(
     spec: ModelSpec,
-    build: Build,
+    build: ModelBuild,
     mesh: Mesh,
     strategy: Strategy,
     balance: Balance = Balance(),  # noqa: B008

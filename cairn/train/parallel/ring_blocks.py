@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 
 
 class Chunk(NamedTuple):
@@ -64,7 +64,7 @@ def block_of(q: Chunk, k: Chunk, window: int) -> Block | None:
 
 
 def forward_block(
-    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Rule
+    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: AttentionRule
 ) -> tuple[Tensor, Tensor]:
     """Output [S, H, C] and log-sum-exp [S, H] of the block's rows, float32."""
     scores_KGSN = _scores(q_SHC, k_NKC, block, rule)
@@ -91,7 +91,7 @@ def backward_block(
     out_SHC: Tensor,
     lse_SH: Tensor,
     block: Block,
-    rule: Rule,
+    rule: AttentionRule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, float32. `out` and `lse` are those of the whole rows, not of the block."""
     groups = q_SHC.shape[1] // k_NKC.shape[1]
@@ -111,7 +111,7 @@ def backward_block(
     return _by_token(dq_KGSC), dk_KNC.transpose(0, 1), dv_KNC.transpose(0, 1)
 
 
-def _scores(q_SHC: Tensor, k_NKC: Tensor, block: Block, rule: Rule) -> Tensor:
+def _scores(q_SHC: Tensor, k_NKC: Tensor, block: Block, rule: AttentionRule) -> Tensor:
     groups = q_SHC.shape[1] // k_NKC.shape[1]
     scores_KGSN = (_queries(q_SHC, groups) @ _keys(k_NKC).transpose(-1, -2)) * rule.scale
     if rule.softcap:

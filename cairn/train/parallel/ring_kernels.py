@@ -8,18 +8,18 @@ from torch import Tensor
 
 from cairn.kernels.attention.attention import attention, attention_gradients
 from cairn.kernels.attention.attention_problem import WIDTHS, Problem, checked_problem
-from cairn.models.attend import Rule
+from cairn.models.attend import AttentionRule
 from cairn.train.parallel.ring_blocks import Block
 
 
-def fits(q_SHC: Tensor, v_NKC: Tensor, block: Block, rule: Rule) -> bool:
+def fits(q_SHC: Tensor, v_NKC: Tensor, block: Block, rule: AttentionRule) -> bool:
     """The kernels run on a GPU, with values as wide as keys, and no window where all keys come before all queries."""
     wide = q_SHC.shape[-1] in WIDTHS and v_NKC.shape[-1] == q_SHC.shape[-1]
     return q_SHC.is_cuda and wide and (block.diagonal or not rule.window)
 
 
 def forward_kernel(
-    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Rule
+    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: AttentionRule
 ) -> tuple[Tensor, Tensor]:
     lengths, most_q, most_k = _lengths(block)
     window = rule.window if block.diagonal else 0
@@ -47,7 +47,7 @@ def backward_kernel(
     out_SHC: Tensor,
     lse_SH: Tensor,
     block: Block,
-    rule: Rule,
+    rule: AttentionRule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     problem = _problem(q_SHC, k_NKC, v_NKC, block, rule)
     dq_SHC, dk_NKC, dv_NKC, _ = attention_gradients(
@@ -56,7 +56,9 @@ def backward_kernel(
     return dq_SHC.float(), dk_NKC.float(), dv_NKC.float()
 
 
-def _problem(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Rule) -> Problem:
+def _problem(
+    q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: AttentionRule
+) -> Problem:
     lengths, most_q, most_k = _lengths(block)
     window = rule.window if block.diagonal else 0
     return checked_problem(

@@ -15,15 +15,15 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from cairn.models.attend import Attend
-from cairn.models.build import Build, Holder, Slot
+from cairn.models.build import ModelBuild, Slot, SlotModule
 from cairn.models.experts import ExpertLayer
-from cairn.models.layer_loop import PlainResidual, Residual, Step, run_layers
+from cairn.models.layer_loop import ForwardStep, PlainResidual, Residual, run_layers
 from cairn.models.layers import Norm
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import Experts, ModelSpec, Rope
-from cairn.models.transformer import Layer, Positions, ended, rotations_of, scaled
+from cairn.models.transformer import Layer, PositionEmbedding, ended, rotations_of, scaled
 from cairn.train.fused_forward import FusedLayers, TrainingResidual, TrainingStep
 from cairn.train.offload import Offload
 from cairn.train.parallel.pipeline.deferred import Deferred
@@ -33,7 +33,7 @@ from cairn.train.recompute_kinds import Recompute
 
 # Hidden states and output projection -> share of the loss.
 Head = Callable[[Tensor, Vocabulary], Tensor]
-ExpertMaker = Callable[[Build, ModelSpec, Experts], ExpertLayer]
+ExpertMaker = Callable[[ModelBuild, ModelSpec, Experts], ExpertLayer]
 
 
 class Share(NamedTuple):
@@ -67,7 +67,7 @@ class Stage(nn.Module):
     def __init__(
         self,
         spec: ModelSpec,
-        build: Build,
+        build: ModelBuild,
         share: Share,
         make_experts: ExpertMaker | None = None,
         embedding: Vocabulary | None = None,
@@ -84,7 +84,7 @@ class Stage(nn.Module):
         if share.first or (share.last and spec.tied):
             self.embedding = embedding or Vocabulary(ends, spec.vocab, spec.hidden)
         if share.first and spec.positions == "learned":
-            self.position_embedding = Positions(build, spec.context, spec.hidden)
+            self.position_embedding = PositionEmbedding(build, spec.context, spec.hidden)
         self.layers = nn.ModuleDict({str(i): Layer(build, spec, i) for i in share.layers})
         if share.last:
             self.norm = Norm(build, spec, spec.hidden)
@@ -122,7 +122,7 @@ class Stage(nn.Module):
 
     def _begin(
         self, x_TD: Tensor, positions_T: Tensor, attend: Attend, deferred: Deferred | None
-    ) -> tuple[Residual, Step]:
+    ) -> tuple[Residual, ForwardStep]:
         """The residual and the step of the form that this stage runs in."""
         form = self.form
         rotations: dict[Rope, Rotation] = {}
@@ -154,10 +154,10 @@ class Stage(nn.Module):
     def slots(self) -> Iterator[Slot]:
         """Every tensor this stage needs, by its name in the whole model."""
         for path, module in self.named_modules():
-            if isinstance(module, Holder):
+            if isinstance(module, SlotModule):
                 yield from (slot.under(path) for slot in module.slots())
 
-    def _replace_experts(self, make: ExpertMaker, build: Build) -> None:
+    def _replace_experts(self, make: ExpertMaker, build: ModelBuild) -> None:
         for number in self.share.layers:
             experts = self.spec.experts_of(number)
             if experts is not None:

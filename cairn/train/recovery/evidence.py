@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.core.errors import CairnError
-from cairn.core.exit_cause import Cause, Evidence, classify
+from cairn.core.exit_cause import Cause, ExitEvidence, classify
 from cairn.train.checkpoint.save import NotSaved
 from cairn.train.launch import LOST, Failure
 from cairn.train.recovery.checksum import Corrupted
@@ -95,23 +95,23 @@ def blame(
 
 def evidence_of(
     ranks: Sequence[RankEnd], failures: Sequence[Failure]
-) -> tuple[int | None, Evidence]:
+) -> tuple[int | None, ExitEvidence]:
     wrong = next((f.error for f in failures if isinstance(f.error, Corrupted)), None)
     if wrong is not None:
         named = wrong.ranks[0] if wrong.certain and len(wrong.ranks) == 1 else None
-        return named, Evidence(corrupted=True, words=wrong.message)
+        return named, ExitEvidence(corrupted=True, words=wrong.message)
     guilty = culprits(ranks)
     gone = [rank for rank in guilty if ranks[rank].word == "gone"]
     if gone:
-        return gone[0], Evidence(status=ranks[gone[0]].value)  # type: ignore[arg-type]
+        return gone[0], ExitEvidence(status=ranks[gone[0]].value)  # type: ignore[arg-type]
     if guilty:
         own = [failure for failure in failures if failure.rank in guilty]
         first = min(own, key=lambda failure: failure.at)
         is_user_error = isinstance(first.error, CairnError) and not isinstance(
             first.error, NotSaved
         )
-        return first.rank, Evidence(status=1, words=first.traceback, user_error=is_user_error)
-    return None, Evidence(status=1, words=failures[0].traceback if failures else "")
+        return first.rank, ExitEvidence(status=1, words=first.traceback, user_error=is_user_error)
+    return None, ExitEvidence(status=1, words=failures[0].traceback if failures else "")
 
 
 def _last(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from cairn.core.exit_cause import Evidence, Verdict, classify
+from cairn.core.exit_cause import CauseVerdict, ExitEvidence, classify
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.status_board import STARTING, TRAINING
 
@@ -100,12 +100,14 @@ def judge(
     return None
 
 
-def verdict_of(finding: Finding) -> Verdict:
+def verdict_of(finding: Finding) -> CauseVerdict:
     """Verdict of a finding other than the end of a process."""
     if finding.kind == "slow":
-        return Verdict("straggler", finding.why)
-    verdict = classify(Evidence(silent=finding.kind == "silence", stuck=finding.kind != "silence"))
-    return Verdict(verdict.cause, finding.why)
+        return CauseVerdict("straggler", finding.why)
+    verdict = classify(
+        ExitEvidence(silent=finding.kind == "silence", stuck=finding.kind != "silence")
+    )
+    return CauseVerdict(verdict.cause, finding.why)
 
 
 def patience(state: str, silent_s: float) -> float:

@@ -1,6 +1,6 @@
 """Journal of a run with recovery, written under RUN/recovery/ for other processes.
 
-    ledger.json    where the wall time went (`core/job_ledger.Ledger`); `cairn jobs why` and the report read it
+    ledger.json    where the wall time went (`core/job_ledger.JobLedger`); `cairn jobs why` and the report read it
     metrics.prom   the same as Prometheus text
     events.jsonl   what happened and when, for the next life of rank 0
     status.json    who runs where, at which step: process ids, nodes, phases; fault injection reads it
@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from cairn.core.job_events import AnyEvent, Stepped
-from cairn.core.job_ledger import Book, Ledger
+from cairn.core.job_ledger import Book, JobLedger
 from cairn.core.job_ledger_files import EVENTS, FOLDER, STATUS, read_events, write_ledger
 from cairn.train.parallel.layout import Layout
 
@@ -114,7 +114,7 @@ class Journal:
             self.step_written_at = event.at
         self._append(event)
 
-    def ledger(self) -> Ledger:
+    def ledger(self) -> JobLedger:
         return self.book.ledger(self.clock())
 
     def write_sums(self, force: bool = False) -> None:

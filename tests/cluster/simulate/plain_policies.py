@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cairn.cluster.simulate.backfill import LOOK
 from cairn.cluster.simulate.elastic import TRIED, WORTH, _halve, sizes, upper_half
-from cairn.cluster.simulate.jobs import Reject, Reserve, Resize, Start
+from cairn.cluster.simulate.jobs import Reject, ReserveJob, Resize, StartJob
 from cairn.cluster.simulate.policies import POLICIES
 
 
@@ -17,7 +17,7 @@ def backfill(view, ordered):
     head = ordered[0]
     pieces = view.free.find(head.gpus, head.milli, view.rule, packed=view.packed)
     if pieces is not None:
-        return Start(head, pieces, head.gpus)
+        return StartJob(head, pieces, head.gpus)
     return _beside(view, ordered)
 
 
@@ -29,7 +29,7 @@ def _beside(view, ordered):
         avoid = 0 if job.limit <= promise.at - view.now else promise.nodes
         pieces = view.free.find(job.gpus, job.milli, view.rule, avoid=avoid, packed=view.packed)
         if pieces is not None:
-            return Start(job, pieces, job.gpus, beside=True)
+            return StartJob(job, pieces, job.gpus, beside=True)
     return None
 
 
@@ -63,7 +63,7 @@ def elastic(view):
     for gpus in sizes(head):
         pieces = view.free.find(gpus, head.milli, view.rule)
         if pieces is not None:
-            return Start(head, pieces, gpus)
+            return StartJob(head, pieces, gpus)
     shrunk = _shrink(view, head)
     if shrunk is not None or not view.free.idle:
         return shrunk
@@ -122,7 +122,7 @@ def deadline(view):
             continue
         pieces = view.free.find(job.gpus, job.milli, view.rule)
         if pieces is not None:
-            return Start(job, pieces, job.gpus)
+            return StartJob(job, pieces, job.gpus)
     return None
 
 
@@ -164,7 +164,7 @@ def _admit(view, job):
         )
     if job.deadline is not None and at + job.limit > job.deadline:
         return Reject(job, "late")
-    return Reserve(job, at)
+    return ReserveJob(job, at)
 
 
 def _during(steps, begin, end):

@@ -13,19 +13,19 @@ from cairn.cluster.simulate import backfill, elastic, policies
 from cairn.cluster.simulate.backfill import LOOK
 from cairn.cluster.simulate.elastic import _room_with
 from cairn.cluster.simulate.free_gpus import Free, tightest
-from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Running
+from cairn.cluster.simulate.jobs import MILLI, Running, SimulatedCluster, SimulatedJob
 from cairn.cluster.simulate.offers import Offers, upper_half
 from cairn.cluster.simulate.policies import POLICIES, by_arrival
-from cairn.cluster.simulate.replay import Settings, _Replay, replay
+from cairn.cluster.simulate.replay import ReplaySettings, _Replay, replay
 from cairn.cluster.simulate.traces import made_to_measure, synthetic
-from cairn.cluster.simulate.waiting_queue import Line
+from cairn.cluster.simulate.waiting_queue import UserQueue
 
 
 @st.composite
 def traces(draw):
     """Few nodes, many ties: sizes around whole nodes, shared GPUs, elastic jobs, deadlines, three users."""
     gpus = draw(st.sampled_from([2, 4]))
-    cluster = Cluster(nodes=draw(st.integers(1, 4)), gpus=gpus, rack=2)
+    cluster = SimulatedCluster(nodes=draw(st.integers(1, 4)), gpus=gpus, rack=2)
     jobs = []
     for number in range(draw(st.integers(1, 14))):
         size = draw(st.integers(1, min(cluster.total, 2 * gpus + 1)))
@@ -34,7 +34,7 @@ def traces(draw):
         limit = duration * draw(st.integers(1, 3))
         late = draw(st.sampled_from([None, 1.0, 2.0, 5.0]))
         jobs.append(
-            Job(
+            SimulatedJob(
                 id=number,
                 submit=submit,
                 duration=duration,
@@ -87,7 +87,7 @@ def test_and_where_many_come_and_go_at_once(name, look):
         duration, submit = draw.randint(1, 40) * 100.0, draw.randint(0, 120) * 100.0
         limit = duration * draw.choice([0.5, 1, 1, 2, 3])
         jobs.append(
-            Job(
+            SimulatedJob(
                 id=number,
                 submit=submit,
                 duration=duration,
@@ -99,7 +99,7 @@ def test_and_where_many_come_and_go_at_once(name, look):
                 deadline=draw.choice([None, submit + 1.1 * limit, submit + 4 * limit]),
             )
         )
-    cluster = Cluster(nodes=8, gpus=8, rack=2)
+    cluster = SimulatedCluster(nodes=8, gpus=8, rack=2)
     with pytest.MonkeyPatch.context() as patch:
         for module in (backfill, elastic, policies, plain_policies):
             patch.setattr(module, "LOOK", look)
@@ -110,9 +110,11 @@ def test_and_where_many_come_and_go_at_once(name, look):
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.booleans())))
 def test_the_line_is_kept_in_order(entries):
     """Against a list that is sorted anew each time; whoever leaves says where it stood."""
-    line, waiting = Line(by_arrival, by_user=True), []
+    line, waiting = UserQueue(by_arrival, by_user=True), []
     for number, (submit, user, leaves) in enumerate(entries):
-        job = Job(id=number, submit=submit, duration=1, limit=1, gpus=1 + submit, user=user)
+        job = SimulatedJob(
+            id=number, submit=submit, duration=1, limit=1, gpus=1 + submit, user=user
+        )
         line.join(job)
         waiting = sorted([*waiting, job], key=by_arrival)
         if leaves:
@@ -141,14 +143,16 @@ def test_the_timeline_is_the_sum_of_what_runs_and_what_was_promised(case):
     def level(steps, at):
         return [free for begin, free in steps if begin <= at][-1]
 
-    Watched(cluster, jobs, POLICIES["deadline"], Settings(), None, False).run(lambda done: None)
+    Watched(cluster, jobs, POLICIES["deadline"], ReplaySettings(), None, False).run(
+        lambda done: None
+    )
 
 
 @given(st.data())
 def test_room_is_counted_as_it_is_found(data):
     """`too_many` and `_room_with` against a search on the map itself."""
     gpus = data.draw(st.sampled_from([2, 4, 8]))
-    free = Free(Cluster(nodes=data.draw(st.integers(1, 5)), gpus=gpus, rack=2))
+    free = Free(SimulatedCluster(nodes=data.draw(st.integers(1, 5)), gpus=gpus, rack=2))
     running = []
     for number in range(data.draw(st.integers(0, 8))):
         size = data.draw(st.integers(1, 2 * gpus))
@@ -156,7 +160,9 @@ def test_room_is_counted_as_it_is_found(data):
         pieces = free.find(size, milli, tightest)
         if pieces is not None:
             free.take(pieces)
-            job = Job(id=number, submit=0, duration=1, gpus=size, limit=1, milli=milli, least=1)
+            job = SimulatedJob(
+                id=number, submit=0, duration=1, gpus=size, limit=1, milli=milli, least=1
+            )
             running.append(Running(job, pieces, size, 0, 1, 1, 0))
     for wanted in range(1, gpus * 5 + 1):
         if wanted >= free.too_many():
@@ -179,7 +185,7 @@ def test_room_is_counted_as_it_is_found(data):
         offers.drop(run, gpus)
     assert (offers.emptied(free), offers.halvable) == (0, {})
     wanted = data.draw(st.integers(1, 3 * gpus))
-    head = Job(id=99, submit=0, duration=1, gpus=wanted, limit=1)
+    head = SimulatedJob(id=99, submit=0, duration=1, gpus=wanted, limit=1)
     if free.find(wanted, MILLI, tightest) is None and halved:
         counted = _room_with(free, head, wanted, halved)
         for run in halved:

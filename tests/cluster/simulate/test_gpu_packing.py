@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shared_data import shared
 
 from cairn.cluster.simulate.fragmentation import FgdScores, fragmentation, typical_kinds
-from cairn.cluster.simulate.openb import Nodes, Pods, read_nodes, read_pods
+from cairn.cluster.simulate.openb import OpenbNodes, Pods, read_nodes, read_pods
 from cairn.cluster.simulate.packing import PUBLISHED, pack
 from cairn.core.errors import DataError
 
@@ -88,7 +88,7 @@ def test_remembered_scores_are_fresh_scores(rows, gpus, data):
 
 def test_a_full_cluster_turns_pods_away():
     pods = small([(1, 1, 1000)] * 10)
-    nodes = Nodes(np.array([100]), np.array([0]), np.array([4]))
+    nodes = OpenbNodes(np.array([100]), np.array([0]), np.array([4]))
     packed = pack(pods, nodes, "bestfit", seed=0, arrived=2.0)
     assert packed.allocated == 1.0
     assert packed.turned_away == 4

@@ -11,15 +11,15 @@ from cairn.cluster.simulate.deadline import earliest
 from cairn.cluster.simulate.fair_share import _decayed
 from cairn.cluster.simulate.fgd_placement import fgd_rule, state_fragmentation, typical_sizes
 from cairn.cluster.simulate.free_gpus import Free, tightest
-from cairn.cluster.simulate.jobs import Cluster, Job
+from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
 from cairn.cluster.simulate.policies import POLICIES
-from cairn.cluster.simulate.replay import Settings, replay
+from cairn.cluster.simulate.replay import ReplaySettings, replay
 
 
 def flat_jobs(draw, gpus):
     """Jobs for a machine of nodes with one GPU each, with whole times so that ties are real ties."""
     return [
-        Job(
+        SimulatedJob(
             id=number,
             submit=draw(st.integers(0, 30)),
             gpus=draw(st.integers(1, gpus)),
@@ -39,12 +39,12 @@ def flat(draw):
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12))
 def test_tenths_of_a_cpu_that_came_and_went_leave_all_of_them(tenths):
     """Sums of floats are not exact: at last a job asks for every CPU there is, with nobody beside it."""
-    cluster = Cluster(nodes=1, gpus=16, cpus=sum(tenths) / 10)
+    cluster = SimulatedCluster(nodes=1, gpus=16, cpus=sum(tenths) / 10)
     few = [
-        Job(id=n, submit=0, duration=1 + n, limit=20, gpus=1, cpus=cpus / 10)
+        SimulatedJob(id=n, submit=0, duration=1 + n, limit=20, gpus=1, cpus=cpus / 10)
         for n, cpus in enumerate(tenths)
     ]
-    last = Job(id=99, submit=50, duration=1, limit=1, gpus=1, cpus=cluster.cpus)
+    last = SimulatedJob(id=99, submit=50, duration=1, limit=1, gpus=1, cpus=cluster.cpus)
     began = starts(replay(cluster, [*few, last], POLICIES["fifo"]))
     assert began == dict.fromkeys(range(len(few)), 0) | {99: 50}
 
@@ -110,7 +110,7 @@ def easy_oracle(gpus, jobs):
 @given(flat())
 def test_fifo_and_sjf_are_the_oracle(case):
     gpus, jobs = case
-    cluster = Cluster(nodes=gpus, gpus=1, rack=2)
+    cluster = SimulatedCluster(nodes=gpus, gpus=1, rack=2)
     for name, key in (
         ("fifo", lambda j: (j.submit, j.id)),
         ("sjf", lambda j: (j.limit, j.submit, j.id)),
@@ -131,7 +131,9 @@ def test_easy_never_delays_the_first(case):
             promises.append((view.waiting[0].id, view.reservation(view.waiting[0]).at))
         return easy.decide(view)
 
-    found = starts(replay(Cluster(nodes=gpus, gpus=1, rack=2), jobs, replace(easy, decide=decide)))
+    found = starts(
+        replay(SimulatedCluster(nodes=gpus, gpus=1, rack=2), jobs, replace(easy, decide=decide))
+    )
     assert all(found[identity] <= at for identity, at in promises)
 
 
@@ -140,7 +142,7 @@ def test_easy_never_delays_the_first(case):
 def test_easy_is_the_textbook(case):
     """On a machine without nodes: the same job at the same second, whatever was believed and whatever came true."""
     gpus, jobs = case
-    found = starts(replay(Cluster(nodes=gpus, gpus=1, rack=2), jobs, POLICIES["easy"]))
+    found = starts(replay(SimulatedCluster(nodes=gpus, gpus=1, rack=2), jobs, POLICIES["easy"]))
     assert found == easy_oracle(gpus, jobs)
 
 
@@ -148,7 +150,7 @@ def test_easy_is_the_textbook(case):
 @given(st.data())
 def test_easy_on_nodes_keeps_its_promise_too(data):
     """The same with gangs over nodes of several GPUs, where fragmentation could break a promise by counts."""
-    cluster = Cluster(nodes=data.draw(st.integers(1, 4)), gpus=4, rack=2)
+    cluster = SimulatedCluster(nodes=data.draw(st.integers(1, 4)), gpus=4, rack=2)
     jobs = flat_jobs(data.draw, cluster.total)
     for name in ("easy", "fgd", "topology"):
         promises, policy = [], POLICIES[name]
@@ -165,7 +167,7 @@ def test_easy_on_nodes_keeps_its_promise_too(data):
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_place_is_found_exactly_when_brute_force_finds_one(data):
-    cluster = Cluster(nodes=data.draw(st.integers(1, 3)), gpus=2, rack=1)
+    cluster = SimulatedCluster(nodes=data.draw(st.integers(1, 3)), gpus=2, rack=1)
     free = Free(cluster)
     for _ in range(data.draw(st.integers(0, 4))):
         pieces = free.find(data.draw(st.integers(1, cluster.total)), 1000, tightest)
@@ -187,7 +189,7 @@ def test_a_place_is_found_exactly_when_brute_force_finds_one(data):
 
 
 def test_topology_keeps_a_gang_in_one_rack():
-    cluster = Cluster(nodes=8, gpus=8, rack=4)
+    cluster = SimulatedCluster(nodes=8, gpus=8, rack=4)
     free = Free(cluster)
     free.take(((0, 255, 1000), (1, 255, 1000)))  # rack 0 has two nodes left
     assert free.racks_of(free.find(32, 1000, tightest) or ()) == 2
@@ -201,14 +203,15 @@ def test_topology_spreads_fewer_gangs_than_easy():
     jobs = synthetic(1500, seed=1).jobs
     spread = {}
     for name in ("easy", "topology"):
-        history = replay(Cluster(nodes=80, gpus=8, rack=8), jobs, POLICIES[name])
+        history = replay(SimulatedCluster(nodes=80, gpus=8, rack=8), jobs, POLICIES[name])
         spread[name] = sum(story.spread for story in history.stories.values())
     assert spread["topology"] < 0.7 * spread["easy"]
 
 
 def test_fgd_leaves_whole_what_others_need():
     jobs = [
-        Job(id=i, submit=0, duration=1, limit=1, gpus=g) for i, g in enumerate([8] * 5 + [2] * 5)
+        SimulatedJob(id=i, submit=0, duration=1, limit=1, gpus=g)
+        for i, g in enumerate([8] * 5 + [2] * 5)
     ]
     rule = fgd_rule(jobs, 8)
     assert rule((2,), 2, 1000) < rule((8,), 2, 1000)  # a whole node is for those who need one
@@ -220,37 +223,39 @@ def test_fgd_leaves_whole_what_others_need():
 
 
 def test_priority_takes_whole_gangs_and_no_more_than_needed():
-    jobs = [Job(id=i, submit=i, duration=100, limit=100, gpus=8) for i in range(4)]
-    jobs.append(Job(id=9, submit=10, duration=10, limit=10, gpus=16, priority=5))
-    history = replay(Cluster(nodes=4), jobs, POLICIES["priority"], keep_stints=True)
+    jobs = [SimulatedJob(id=i, submit=i, duration=100, limit=100, gpus=8) for i in range(4)]
+    jobs.append(SimulatedJob(id=9, submit=10, duration=10, limit=10, gpus=16, priority=5))
+    history = replay(SimulatedCluster(nodes=4), jobs, POLICIES["priority"], keep_stints=True)
     assert history.stories[9].first_start == 10
     assert {i for i in range(4) if history.stories[i].preempted} == {2, 3}  # the youngest two
 
 
 def test_equal_priority_is_never_preempted():
-    jobs = [Job(id=i, submit=i, duration=100, limit=100, gpus=8) for i in range(3)]
-    history = replay(Cluster(nodes=1), jobs, POLICIES["priority"])
+    jobs = [SimulatedJob(id=i, submit=i, duration=100, limit=100, gpus=8) for i in range(3)]
+    history = replay(SimulatedCluster(nodes=1), jobs, POLICIES["priority"])
     assert [history.stories[i].first_start for i in range(3)] == [0, 100, 200]
 
 
 def test_fair_share_gives_the_new_user_the_next_place():
-    hog = [Job(id=i, submit=0, duration=100, limit=100, gpus=8, user="hog") for i in range(5)]
-    late = Job(id=9, submit=50, duration=100, limit=100, gpus=8, user="new")
+    hog = [
+        SimulatedJob(id=i, submit=0, duration=100, limit=100, gpus=8, user="hog") for i in range(5)
+    ]
+    late = SimulatedJob(id=9, submit=50, duration=100, limit=100, gpus=8, user="new")
     for name in ("fair", "drf"):
-        history = replay(Cluster(nodes=1), [*hog, late], POLICIES[name])
+        history = replay(SimulatedCluster(nodes=1), [*hog, late], POLICIES[name])
         assert history.stories[9].first_start == 100
 
 
 def test_drf_equalises_dominant_shares():
     """The example of the DRF paper: 9 CPUs and 18 GB, A asks for (1, 4), B for (3, 1): three of A, two of B."""
     jobs = [
-        Job(
+        SimulatedJob(
             id=i, submit=0, duration=100, limit=100, gpus=1, milli=1, cpus=1, memory_gib=4, user="A"
         )
         for i in range(9)
     ]
     jobs += [
-        Job(
+        SimulatedJob(
             id=100 + i,
             submit=0,
             duration=100,
@@ -263,7 +268,9 @@ def test_drf_equalises_dominant_shares():
         )
         for i in range(9)
     ]
-    history = replay(Cluster(nodes=4, gpus=8, cpus=9, memory_gib=18), jobs, POLICIES["drf"])
+    history = replay(
+        SimulatedCluster(nodes=4, gpus=8, cpus=9, memory_gib=18), jobs, POLICIES["drf"]
+    )
     first = [story.job.user for story in history.stories.values() if story.first_start == 0]
     assert sorted(first) == ["A", "A", "A", "B", "B"]
 
@@ -278,11 +285,15 @@ def test_half_life_is_the_integral():
 
 def test_elastic_shrinks_for_one_who_waits_and_grows_back():
     jobs = [
-        Job(id=0, submit=0, duration=4000, limit=4000, gpus=8, least=2),
-        Job(id=1, submit=1000, duration=1000, limit=1000, gpus=4),
+        SimulatedJob(id=0, submit=0, duration=4000, limit=4000, gpus=8, least=2),
+        SimulatedJob(id=1, submit=1000, duration=1000, limit=1000, gpus=4),
     ]
     history = replay(
-        Cluster(nodes=1), jobs, POLICIES["elastic"], Settings(restart=10), keep_stints=True
+        SimulatedCluster(nodes=1),
+        jobs,
+        POLICIES["elastic"],
+        ReplaySettings(restart=10),
+        keep_stints=True,
     )
     assert history.stories[1].first_start == 1000
     assert [stint.gpus for stint in history.stints if stint.job == 0] == [8, 4, 8]
@@ -294,7 +305,7 @@ def test_elastic_shrinks_for_one_who_waits_and_grows_back():
 def due(draw):
     gpus = draw(st.integers(1, 6))
     jobs = [
-        Job(
+        SimulatedJob(
             id=number,
             submit=(submit := draw(st.integers(0, 40))),
             gpus=draw(st.integers(1, gpus)),
@@ -311,7 +322,7 @@ def due(draw):
 @given(due())
 def test_whoever_is_admitted_meets_the_deadline(case):
     gpus, jobs = case
-    history = replay(Cluster(nodes=gpus, gpus=1, rack=2), jobs, POLICIES["deadline"])
+    history = replay(SimulatedCluster(nodes=gpus, gpus=1, rack=2), jobs, POLICIES["deadline"])
     for story in history.stories.values():
         if story.state == "rejected":
             assert "deadline" in story.why
@@ -321,8 +332,8 @@ def test_whoever_is_admitted_meets_the_deadline(case):
 
 
 def test_a_deadline_that_an_empty_cluster_meets_is_admitted():
-    job = Job(id=0, submit=0, duration=10, limit=20, gpus=2, deadline=20.0)
-    assert replay(Cluster(nodes=1), [job], POLICIES["deadline"]).stories[0].state == "done"
+    job = SimulatedJob(id=0, submit=0, duration=10, limit=20, gpus=2, deadline=20.0)
+    assert replay(SimulatedCluster(nodes=1), [job], POLICIES["deadline"]).stories[0].state == "done"
 
 
 @settings(max_examples=150, deadline=None)
@@ -330,7 +341,7 @@ def test_a_deadline_that_an_empty_cluster_meets_is_admitted():
 def test_the_earliest_slot_is_the_brute_force_one(levels, gpus, limit):
     levels = [*levels, 9]  # at the end everything is free
     steps = [(float(at), free) for at, free in enumerate(levels)]
-    job = Job(id=0, submit=0, duration=limit, limit=limit, gpus=gpus)
+    job = SimulatedJob(id=0, submit=0, duration=limit, limit=limit, gpus=gpus)
     brute = next(
         at
         for at in range(len(levels))

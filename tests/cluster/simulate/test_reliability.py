@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cairn.cluster.reliability import (
     RATES,
     SCHEMES,
-    Scheme,
+    RecoveryScheme,
     best_interval,
     daly,
     ettr,
@@ -75,7 +75,7 @@ def test_closed_form_is_the_monte_carlo(gpus, name):
 @pytest.mark.parametrize(("write", "interval"), [(0.0, 0.0), (0.0, 600.0), (60.0, 1e9)])
 def test_and_so_are_its_limits(write, interval):
     """Checkpoints that cost nothing, and none at all."""
-    scheme = Scheme(name="x", about="", write=write, detect=300, restart=300)
+    scheme = RecoveryScheme(name="x", about="", write=write, detect=300, restart=300)
     found = outlook(16_384, scheme, RATES["rsc-1"], interval=interval or None)
     lived = live(found.mttf, scheme, found.interval)
     assert lived.ettr == pytest.approx(found.ettr, abs=0.004)
@@ -91,7 +91,7 @@ def test_and_so_are_its_limits(write, interval):
     st.integers(8, 200_000),
 )
 def test_shares_add_up_and_no_interval_is_better_than_the_best(write, detect, restart, gpus):
-    scheme = Scheme(name="x", about="", write=write, detect=detect, restart=restart)
+    scheme = RecoveryScheme(name="x", about="", write=write, detect=detect, restart=restart)
     found = outlook(gpus, scheme, 0.0065)
     assert found.ettr + sum(found.lost.values()) == pytest.approx(1.0, abs=1e-6)
     for factor in (0.5, 0.9, 1.1, 2.0):
@@ -129,7 +129,10 @@ def test_peer_memory_by_brute_force():
         ({"per_node_day": 0.0}, "failures of a node"),
         ({"per_node_day": math.inf}, "failures of a node"),
         ({"interval": 0.0}, "every 0.0 s"),
-        ({"scheme": Scheme(name="x", about="", write=-1, detect=0, restart=0)}, "write is -1"),
+        (
+            {"scheme": RecoveryScheme(name="x", about="", write=-1, detect=0, restart=0)},
+            "write is -1",
+        ),
     ],
 )
 def test_nonsense_is_refused(change, says):

@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.cluster.simulate.jobs import Cluster, Job
+from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
 from cairn.cluster.simulate.policies import POLICIES
-from cairn.cluster.simulate.replay import Settings, replay
+from cairn.cluster.simulate.replay import ReplaySettings, replay
 from cairn.cluster.simulate.traces import synthetic
 
 
 @st.composite
 def traces(draw, shared=True):
-    cluster = Cluster(nodes=draw(st.integers(1, 5)), gpus=draw(st.sampled_from([1, 2, 4])), rack=2)
+    cluster = SimulatedCluster(
+        nodes=draw(st.integers(1, 5)), gpus=draw(st.sampled_from([1, 2, 4])), rack=2
+    )
     jobs = []
     for number in range(draw(st.integers(1, 14))):
         gpus = draw(st.integers(1, cluster.total + 1))
@@ -20,7 +22,7 @@ def traces(draw, shared=True):
         duration = draw(st.integers(1, 2000))
         submit = draw(st.integers(0, 3000))
         jobs.append(
-            Job(
+            SimulatedJob(
                 id=number,
                 submit=submit,
                 duration=duration,
@@ -42,7 +44,7 @@ def traces(draw, shared=True):
 def test_what_holds_for_every_policy(name, traced):
     cluster, jobs = traced
     history = replay(
-        cluster, jobs, POLICIES[name], Settings(checkpoint=100, restart=7), keep_stints=True
+        cluster, jobs, POLICIES[name], ReplaySettings(checkpoint=100, restart=7), keep_stints=True
     )
     stints: dict[int, list] = {}
     for stint in history.stints:
@@ -84,7 +86,7 @@ def _no_gpu_twice(stints):
 
 def test_the_same_trace_gives_the_same_history():
     jobs = synthetic(400, seed=3).jobs
-    cluster = Cluster(nodes=16, gpus=8, rack=4)
+    cluster = SimulatedCluster(nodes=16, gpus=8, rack=4)
     ends = [
         {i: story.end for i, story in replay(cluster, jobs, POLICIES["fgd"]).stories.items()}
         for _ in range(2)
@@ -93,26 +95,29 @@ def test_the_same_trace_gives_the_same_history():
 
 
 def test_a_job_too_large_is_told_at_once():
-    jobs = [Job(id=0, submit=5, duration=1, limit=1, gpus=99)]
-    story = replay(Cluster(nodes=2, gpus=8), jobs, POLICIES["fifo"]).stories[0]
+    jobs = [SimulatedJob(id=0, submit=5, duration=1, limit=1, gpus=99)]
+    story = replay(SimulatedCluster(nodes=2, gpus=8), jobs, POLICIES["fifo"]).stories[0]
     assert story.state == "rejected"
     assert "99 GPUs" in story.why
     assert "16" in story.why
 
 
 def test_two_jobs_of_one_id_are_refused():
-    jobs = [Job(id=0, submit=0, duration=1, limit=1, gpus=1)] * 2
+    jobs = [SimulatedJob(id=0, submit=0, duration=1, limit=1, gpus=1)] * 2
     with pytest.raises(ValueError, match="one id"):
-        replay(Cluster(nodes=1), jobs, POLICIES["fifo"])
+        replay(SimulatedCluster(nodes=1), jobs, POLICIES["fifo"])
 
 
 def test_a_preempted_job_loses_what_its_last_checkpoint_does_not_hold():
     jobs = [
-        Job(id=0, submit=0, duration=1000, limit=1000, gpus=8),
-        Job(id=1, submit=250, duration=50, limit=50, gpus=8, priority=1),
+        SimulatedJob(id=0, submit=0, duration=1000, limit=1000, gpus=8),
+        SimulatedJob(id=1, submit=250, duration=50, limit=50, gpus=8, priority=1),
     ]
     history = replay(
-        Cluster(nodes=1), jobs, POLICIES["priority"], Settings(checkpoint=100, restart=7)
+        SimulatedCluster(nodes=1),
+        jobs,
+        POLICIES["priority"],
+        ReplaySettings(checkpoint=100, restart=7),
     )
     story = history.stories[0]
     assert story.preempted == 1

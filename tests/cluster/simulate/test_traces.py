@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from shared_data import shared
 
-from cairn.cluster.simulate.jobs import Cluster, Job
+from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
 from cairn.cluster.simulate.policies import POLICIES
 from cairn.cluster.simulate.replay import replay
 from cairn.cluster.simulate.summary import summarise
@@ -136,7 +136,7 @@ def test_the_load_that_is_announced_is_true(count):
     """Where nobody waits, as many GPUs are busy until the last job comes as the words say."""
     jobs = [replace(job, milli=1000) for job in synthetic(count, seed=count).jobs]
     cluster, why = kept_busy(jobs, gpus=8, rack=16)
-    roomy = Cluster(nodes=sum(-(-job.gpus // 8) for job in jobs), gpus=8, rack=16)
+    roomy = SimulatedCluster(nodes=sum(-(-job.gpus // 8) for job in jobs), gpus=8, rack=16)
     found = summarise(replay(roomy, jobs, POLICIES["fifo"]))
     assert found.wait_p99 == 0
     load = found.utilisation * roomy.total / cluster.total
@@ -149,7 +149,7 @@ def test_the_load_that_is_announced_is_true(count):
 
 
 def test_jobs_that_come_all_at_once_have_a_cluster_too():
-    jobs = [Job(id=i, submit=5, duration=100, limit=100, gpus=9) for i in range(4)]
+    jobs = [SimulatedJob(id=i, submit=5, duration=100, limit=100, gpus=9) for i in range(4)]
     cluster, why = kept_busy(jobs, gpus=8, rack=16)
     assert cluster.nodes == 5  # 36 GPUs busy, of 40
     assert "90% of the GPUs busy as long as the longest takes (1m 40s)" in why

@@ -6,7 +6,7 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.cluster.simulate.explain import explain
-from cairn.cluster.simulate.jobs import Cluster, Job
+from cairn.cluster.simulate.jobs import SimulatedCluster, SimulatedJob
 from cairn.cluster.simulate.policies import POLICIES
 from cairn.cluster.simulate.replay import replay
 
@@ -144,11 +144,11 @@ def test_why_a_job_waits(capsys):
     """One line each, with the numbers that decide it."""
     seen = {}
     jobs = [
-        Job(id=0, submit=0, duration=100, limit=100, gpus=5),
-        Job(id=1, submit=0, duration=100, limit=200, gpus=5),
-        Job(id=2, submit=0, duration=10, limit=10, gpus=16),
-        Job(id=3, submit=0, duration=500, limit=500, gpus=2),
-        Job(id=4, submit=0, duration=10, limit=10, gpus=4),
+        SimulatedJob(id=0, submit=0, duration=100, limit=100, gpus=5),
+        SimulatedJob(id=1, submit=0, duration=100, limit=200, gpus=5),
+        SimulatedJob(id=2, submit=0, duration=10, limit=10, gpus=16),
+        SimulatedJob(id=3, submit=0, duration=500, limit=500, gpus=2),
+        SimulatedJob(id=4, submit=0, duration=10, limit=10, gpus=4),
     ]
     easy = POLICIES["easy"]
 
@@ -160,7 +160,7 @@ def test_why_a_job_waits(capsys):
 
     from msgspec.structs import replace
 
-    replay(Cluster(nodes=2), jobs, replace(easy, decide=decide))
+    replay(SimulatedCluster(nodes=2), jobs, replace(easy, decide=decide))
     assert seen[2].startswith(
         "needs 16 GPUs, 6 of 16 are idle; it is the next, in 3m 20s at the latest"
     )

@@ -11,7 +11,7 @@ from cairn.cli.comm.comm import run
 from cairn.comm.doctor import samples
 from cairn.comm.doctor.diagnose import diagnose
 from cairn.comm.doctor.flight_recorder import read_trace
-from cairn.comm.doctor.selftest import Case, cases, run_case
+from cairn.comm.doctor.selftest import SelftestCase, cases, run_case
 from cairn.core.errors import DataError
 
 LOGS = [case for case in cases() if case.by == "log"]
@@ -40,7 +40,7 @@ def write(folder: Path, rank: int, entries, ranks=4) -> Path:
 
 
 @pytest.mark.parametrize("case", LOGS, ids=lambda case: case.name)
-def test_every_fault_in_a_log_is_named_and_nothing_else(case: Case):
+def test_every_fault_in_a_log_is_named_and_nothing_else(case: SelftestCase):
     verdict = run_case(case)
     assert verdict.right, verdict.named
     assert verdict.evidence

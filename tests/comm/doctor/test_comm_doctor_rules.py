@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.comm.doctor.diagnose import diagnose
-from cairn.comm.doctor.findings import Call, Probe, RankFacts, Trace
+from cairn.comm.doctor.findings import PairProbe, RankFacts, RankTrace, RecordedCall
 from cairn.comm.doctor.job_log import examine_job_log
 from cairn.comm.doctor.pairs import examine_probe
 from cairn.comm.doctor.traces import examine
-from cairn.comm.watchdog import Note, Watch
+from cairn.comm.watchdog import HangWatch, RankNote
 
 WORLDS = st.integers(2, 12)
 
@@ -21,12 +21,12 @@ def call(number, **more):
         group="0", sequence=number, op="all_reduce", shapes="[[8]]", dtypes="Float", elements=8,
         entered_ns=number * 10**9, done=True,
     )  # fmt: skip
-    return Call(**{**usual, **more})
+    return RecordedCall(**{**usual, **more})
 
 
 def traces(world, calls):
     members = {"0": list(range(world))}
-    return [Trace(rank=r, calls=calls(r), groups=members, source="") for r in range(world)]
+    return [RankTrace(rank=r, calls=calls(r), groups=members, source="") for r in range(world)]
 
 
 @settings(max_examples=60)
@@ -93,11 +93,11 @@ def test_a_straggler_is_named_and_noise_is_not(world, seed, late, data):
 def test_groups_are_judged_apart():
     """Rank 0 and 1 are in a group that stands; 2 and 3 go on in theirs."""
     first = [
-        Trace(rank=0, calls=[call(1, group="a", done=False)], groups={"a": [0, 1]}, source=""),
-        Trace(rank=1, calls=[], groups={"a": [0, 1]}, source=""),
+        RankTrace(rank=0, calls=[call(1, group="a", done=False)], groups={"a": [0, 1]}, source=""),
+        RankTrace(rank=1, calls=[], groups={"a": [0, 1]}, source=""),
     ]
     second = [
-        Trace(
+        RankTrace(
             rank=r, calls=[call(n, group="b") for n in range(1, 9)], groups={"b": [2, 3]}, source=""
         )
         for r in (2, 3)
@@ -123,7 +123,7 @@ def probe(times, compute=None, facts=None):
         for r in range(world)
     ]
     table = [[list(times[a][b]) if a != b else [] for b in range(world)] for a in range(world)]
-    return Probe(bytes=65536, facts=facts, pair_us=table, compute_us=compute or [100.0] * world)
+    return PairProbe(bytes=65536, facts=facts, pair_us=table, compute_us=compute or [100.0] * world)
 
 
 def quick(world, seed):
@@ -244,10 +244,10 @@ def test_an_ordinary_timeout_of_gloo_is_known(tmp_path):
 
 def test_every_line_of_the_watchdog_is_known_to_the_doctor():
     notes = {
-        0: Note(rank=0, host="n6", beat=1, moved="a", waits=["gloo:all_reduce #4"]),
-        1: Note(rank=1, host="n7", beat=1, moved="a"),
+        0: RankNote(rank=0, host="n6", beat=1, moved="a", waits=["gloo:all_reduce #4"]),
+        1: RankNote(rank=1, host="n7", beat=1, moved="a"),
     }
-    watch, lines = Watch(2, 60.0), []
+    watch, lines = HangWatch(2, 60.0), []
     for now in range(0, 200, 3):
         notes[0] = msgspec.structs.replace(notes[0], beat=now)  # rank 1 is stopped
         lines += filter(None, [watch.look(notes, float(now))])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.comm.simulate.deadlines import POLICIES, Job, Now, run_jobs
+from cairn.comm.simulate.deadlines import POLICIES, Now, TransferJob, run_jobs
 from cairn.comm.simulate.lossless import Switching, can_deadlock, circle, incast, run_lossless
 from cairn.core.errors import ConfigError
 
@@ -60,9 +60,9 @@ def test_nonsense_is_refused():
 
 def test_fair_sharing_is_late_where_deadlines_could_be_kept():
     jobs = [
-        Job(name="tight", links=(0,), bytes=30e6, compute_us=1000.0, steps=40),
-        Job(name="large", links=(0,), bytes=60e6, compute_us=8000.0, steps=5),
-        Job(name="small", links=(0,), bytes=10e6, compute_us=4000.0, steps=10),
+        TransferJob(name="tight", links=(0,), bytes=30e6, compute_us=1000.0, steps=40),
+        TransferJob(name="large", links=(0,), bytes=60e6, compute_us=8000.0, steps=5),
+        TransferJob(name="small", links=(0,), bytes=10e6, compute_us=4000.0, steps=10),
     ]
     fair, timely = (run_jobs(jobs, np.array([50.0]), policy) for policy in ("fair", "deadline"))
     assert sum(fate.missed for fate in fair) > 0
@@ -78,7 +78,9 @@ def test_what_can_be_in_time_is_in_time(data):
     shares = np.array([data.draw(st.floats(0.05, 1.0)) for _ in range(count)])
     shares = 0.99 * shares / shares.sum()
     jobs = [
-        Job(name=str(i), links=(0,), bytes=shares[i] * 50e3 * length, compute_us=length, steps=3)
+        TransferJob(
+            name=str(i), links=(0,), bytes=shares[i] * 50e3 * length, compute_us=length, steps=3
+        )
         for i in range(count)
         for length in [data.draw(st.floats(100, 5000))]
     ]
@@ -109,8 +111,10 @@ def test_no_policy_gives_more_than_a_link_has(seed, policy):
 
 def test_jobs_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="unknown policy"):
-        run_jobs([Job(name="a", links=(0,), bytes=1, compute_us=1)], np.array([1.0]), "greedy")
+        run_jobs(
+            [TransferJob(name="a", links=(0,), bytes=1, compute_us=1)], np.array([1.0]), "greedy"
+        )
     with pytest.raises(ConfigError, match="uses links"):
-        run_jobs([Job(name="a", links=(3,), bytes=1, compute_us=1)], np.array([1.0]))
+        run_jobs([TransferJob(name="a", links=(3,), bytes=1, compute_us=1)], np.array([1.0]))
     with pytest.raises(ConfigError, match="job 'a'"):
-        run_jobs([Job(name="a", links=(0,), bytes=0, compute_us=1)], np.array([1.0]))
+        run_jobs([TransferJob(name="a", links=(0,), bytes=0, compute_us=1)], np.array([1.0]))

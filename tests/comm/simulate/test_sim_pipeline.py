@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.comm.cost import Link, estimate
+from cairn.comm.cost import LinkCost, estimate
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.tree import TOP, double_tree_parents
 from cairn.comm.simulate.fabrics import CHUNKS, two_stages_us
@@ -83,9 +83,9 @@ def test_two_stages_in_closed_form_are_chunks_through_two_links(wire, cost):
 def test_a_proved_schedule_takes_what_its_closed_form_says(name):
     top, size = topology("nvlink", 8, nvlink_gb_per_s=100.0), 8 << 20
     found = run_schedule(make("all_reduce", name, 8), top, size).us
-    link = Link(alpha_us=top.nvlink_us, gb_per_s=100.0)
+    link = LinkCost(alpha_us=top.nvlink_us, gb_per_s=100.0)
     bytes_only = estimate(
-        "all_reduce", "ring", 8, size, Link(alpha_us=0, gb_per_s=100.0), "together"
+        "all_reduce", "ring", 8, size, LinkCost(alpha_us=0, gb_per_s=100.0), "together"
     )
     assert (
         bytes_only.us

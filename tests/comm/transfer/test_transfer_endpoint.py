@@ -9,7 +9,7 @@ import pytest
 from transfer_ends import closing, make_end
 
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.wire import Gone, Wire
+from cairn.comm.transfer.wire import ConnectionGone, Wire
 
 
 def test_a_machine_without_a_free_descriptor_for_a_while_is_reached_again_afterwards(monkeypatch):
@@ -61,7 +61,7 @@ def test_of_two_connections_between_the_same_ends_the_second_leaves_nothing():
         first = one.peers["other"]
         # As when both have called each other: the check before the greeting saw nobody.
         one.peers = type("Late", (dict,), {"__contains__": lambda self, name: False})(one.peers)
-        with pytest.raises(Gone, match="already a connection"):
+        with pytest.raises(ConnectionGone, match="already a connection"):
             one._introduce(_called(other, address))
         assert list(one.mover._theirs) == [first]
 

@@ -10,16 +10,16 @@ from transfer_ends import closing, make_end
 from transfer_inprocess import Fabric, Faults
 from transfer_oracle import garbage, store, whole_cache
 
-from cairn.comm.transfer.byte_runs import NO_RUNS, Runs
+from cairn.comm.transfer.byte_runs import NO_RUNS, ByteRuns
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.handshake import Side
-from cairn.comm.transfer.kv import REGION, Contents, KVLayout, kv_shards
+from cairn.comm.transfer.kv import REGION, KVContents, KVLayout, kv_shards
 from cairn.comm.transfer.lease import Terms
 from cairn.comm.transfer.page_receiver import NotReceived, PageReceiver, Received
 from cairn.comm.transfer.page_sender import PageSender, offer_of
-from cairn.comm.transfer.shard import Shard
+from cairn.comm.transfer.shard import TensorShard
 
-CONTENTS = Contents(model="m", layers=4, kv_heads=2, width=4)
+CONTENTS = KVContents(model="m", layers=4, kv_heads=2, width=4)
 SOURCE = KVLayout(contents=CONTENTS, page_size=4, pages=8, tp=2)
 TARGET = KVLayout(contents=CONTENTS, page_size=8, pages=6, tp=1, pp=2, heads_first=True)
 TERMS = Terms(lease_s=3.0, beat_s=0.4, unclaimed_s=8.0, read_s=4.0)
@@ -164,7 +164,7 @@ def test_tokens_travel_while_the_next_chunk_is_computed(begin):
     assert outcomes == [Received("r")] * 2
 
 
-def bytes_of(memory: np.ndarray, shard: Shard) -> np.ndarray:
+def bytes_of(memory: np.ndarray, shard: TensorShard) -> np.ndarray:
     places = np.array([shard.base])
     for axis in shard.axes:
         places = (places[:, None] + axis.offsets).ravel()
@@ -338,7 +338,7 @@ def test_an_offer_of_an_engine_that_was_restarted_is_not_taken():
 def test_a_cache_that_does_not_fit_is_refused_on_both_sides():
     """Over TCP: each side hears what the other has."""
     source, target = make_end("tcp", "p0"), make_end("tcp", "d0")
-    other = Contents(model="m", layers=4, kv_heads=2, width=4, dtype="float32")
+    other = KVContents(model="m", layers=4, kv_heads=2, width=4, dtype="float32")
     with closing(source, target):
         source.allocate(REGION, SOURCE.region_bytes(0))
         wrong = KVLayout(contents=other, page_size=8, pages=6)
@@ -377,7 +377,7 @@ def test_ranges_beyond_a_region_are_refused(kind):
         ends[1].connect(address)
         one = np.array([1], np.int64)
         with pytest.raises(TransferError, match=r"byte 101 of region 'kv', which has 100"):
-            ends[1].read("a", REGION, REGION, Runs(one, one * 0, one * 100))
+            ends[1].read("a", REGION, REGION, ByteRuns(one, one * 0, one * 100))
         with pytest.raises(TransferError, match="no region 'weights'; there are kv"):
             ends[1].read("a", "weights", REGION, NO_RUNS)
         with pytest.raises(TransferError, match="'c' is not connected"):

@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cairn.comm.transfer.errors import Refused
+from cairn.comm.transfer.errors import TransferRefused
 from cairn.comm.transfer.handshake import Side, fingerprint, judge, say_hello
-from cairn.comm.transfer.kv import Contents, KVLayout
-from cairn.comm.transfer.lease import Freed, Holder, Owner, Terms
+from cairn.comm.transfer.kv import KVContents, KVLayout
+from cairn.comm.transfer.lease import Freed, LeaseHolder, Owner, Terms
 
 TERMS = Terms(lease_s=5.0, beat_s=1.0, unclaimed_s=12.0)
 SOON = Terms(lease_s=5.0, beat_s=1.0, unclaimed_s=1.0)
@@ -22,7 +22,7 @@ class Leases(RuleBasedStateMachine):
         super().__init__()
         self.owner, self.now = Owner(SOON), 0.0
         self.offset = {"d0": 1000.0, "d1": -50.0}  # clocks differ, and nobody compares them
-        self.holders = {name: Holder(SOON) for name in HOLDERS}
+        self.holders = {name: LeaseHolder(SOON) for name in HOLDERS}
         self.wants: dict[str, set[str]] = {name: set() for name in HOLDERS}
         self.network: list[tuple] = []
         self.granted: set[str] = set()
@@ -151,7 +151,7 @@ def test_why_pages_came_free():
 
 def test_the_holder_stops_before_the_owner_frees():
     """A beat is sent at 10 of its clock, arrives at 0 of the owner's, and the answer comes late."""
-    owner, holder = Owner(TERMS), Holder(TERMS)
+    owner, holder = Owner(TERMS), LeaseHolder(TERMS)
     owner.grant("a", [1], 0.0)
     number = holder.beat(10.0)
     assert owner.renew("a", "d0", 1, 0.0)
@@ -184,7 +184,7 @@ def test_a_withdrawn_request_lets_its_readers_finish():
 
 
 def side(**change) -> Side:
-    contents = Contents(**dict(model="m", layers=4, kv_heads=4, width=8) | change)
+    contents = KVContents(**dict(model="m", layers=4, kv_heads=4, width=8) | change)
     return Side("e1", 0, KVLayout(contents=contents, page_size=8, pages=4))
 
 
@@ -203,7 +203,7 @@ def test_a_hello_is_understood_whatever_the_layout():
 )
 def test_another_cache_is_refused_with_both_descriptions(change):
     ours, other = side(), side(**change)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(TransferRefused) as caught:
         judge(ours, say_hello(other))
     for one in (ours, other):
         assert one.layout.contents.words() in caught.value.message
@@ -212,11 +212,11 @@ def test_another_cache_is_refused_with_both_descriptions(change):
 
 def test_another_version_is_refused_before_its_hello_is_read():
     ours = side()
-    with pytest.raises(Refused, match=r"version 1: .* there: version 2: "):
+    with pytest.raises(TransferRefused, match=r"version 1: .* there: version 2: "):
         judge(ours, say_hello(ours, version=2))
 
 
 @pytest.mark.parametrize("greeting", [b"", b"\x93\x01", b"GET / HTTP/1.1\r\n"])
 def test_noise_is_refused(greeting):
-    with pytest.raises(Refused, match="something else than hello"):
+    with pytest.raises(TransferRefused, match="something else than hello"):
         judge(side(), greeting)

@@ -8,17 +8,17 @@ import pytest
 from transfer_ends import KINDS, closing, make_end, settle
 from transfer_oracle import garbage, store, whole_cache
 
-from cairn.comm.transfer.endpoint import Endpoint
-from cairn.comm.transfer.kv import REGION, Contents, KVLayout, plan_kv
+from cairn.comm.transfer.endpoint import TransferEndpoint
+from cairn.comm.transfer.kv import REGION, KVContents, KVLayout, plan_kv
 
 TPS, PAGES = (1, 2, 4), (8, 16, 32, 64)
 LENGTH = 75  # tokens: pages of every size are partly filled
 CONTENTS = {
-    "mha": Contents(model="m", layers=2, kv_heads=8, width=4),
-    "gqa": Contents(
+    "mha": KVContents(model="m", layers=2, kv_heads=8, width=4),
+    "gqa": KVContents(
         model="m", layers=2, kv_heads=2, width=8
     ),  # with tp 4 each head has two holders
-    "mla": Contents(model="m", layers=4, kv_heads=1, width=12, latent=True),
+    "mla": KVContents(model="m", layers=4, kv_heads=1, width=12, latent=True),
 }
 
 
@@ -27,7 +27,7 @@ def table_of(layout: KVLayout, seed: int) -> list[int]:
     return np.random.default_rng(seed).permutation(layout.pages)[:needed].tolist()
 
 
-def layout_of(contents: Contents, tp: int, page: int, heads_first: bool) -> KVLayout:
+def layout_of(contents: KVContents, tp: int, page: int, heads_first: bool) -> KVLayout:
     pages = -(-LENGTH // page) + 2
     return KVLayout(contents=contents, page_size=page, pages=pages, tp=tp, heads_first=heads_first)
 
@@ -43,8 +43,8 @@ LARGEST = max(
 class Cluster(NamedTuple):
     """Ranks that give and ranks that take, every one of these connected to every one of those."""
 
-    senders: list[Endpoint]
-    receivers: list[Endpoint]
+    senders: list[TransferEndpoint]
+    receivers: list[TransferEndpoint]
     given: list[np.ndarray]  # memory of each rank
     taken: list[np.ndarray]
 

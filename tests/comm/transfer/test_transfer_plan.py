@@ -9,25 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer_oracle import garbage, store, whole_cache
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.cast import LANDING, convert, from_float32, landed, to_float32
 from cairn.comm.transfer.copies import copy_one_by_one, copy_runs
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.kv import Contents, KVLayout, kv_shards, plan_kv
-from cairn.comm.transfer.plan import Plan, make_plan
-from cairn.comm.transfer.shard import Shard
+from cairn.comm.transfer.kv import KVContents, KVLayout, kv_shards, plan_kv
+from cairn.comm.transfer.plan import TransferPlan, make_plan
+from cairn.comm.transfer.shard import TensorShard
 from cairn.core.errors import ConfigError
 
 
-def carry_out(plan: Plan, sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
+def carry_out(plan: TransferPlan, sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
     for leg in plan.legs:
         copy_one_by_one(sources[leg.source_rank], targets[leg.target_rank], leg.runs)
 
 
 @st.composite
-def contents(draw) -> Contents:
+def contents(draw) -> KVContents:
     latent = draw(st.booleans())
-    return Contents(
+    return KVContents(
         model="m",
         layers=draw(st.integers(1, 5)),
         kv_heads=1 if latent else draw(st.sampled_from([1, 2, 4, 6])),
@@ -38,7 +38,7 @@ def contents(draw) -> Contents:
 
 
 @st.composite
-def layouts(draw, of: Contents, tokens: int) -> tuple[KVLayout, list[int]]:
+def layouts(draw, of: KVContents, tokens: int) -> tuple[KVLayout, list[int]]:
     heads = of.kv_heads
     tps = [n for n in range(1, 9) if of.latent or heads % n == 0 or n % heads == 0]
     size = draw(st.integers(1, 9))
@@ -111,7 +111,7 @@ def test_replicas_are_equally_busy_up_to_one_slice(handover):
     assert max(plan.sent().values(), default=0) <= bound + slack
 
 
-def _slice_bytes(shard: Shard) -> int:
+def _slice_bytes(shard: TensorShard) -> int:
     return (
         shard.nbytes // max(1, max(len(axis.offsets) for axis in shard.axes[:3]))
         if shard.nbytes
@@ -119,7 +119,7 @@ def _slice_bytes(shard: Shard) -> int:
     )
 
 
-def least_busiest(held: list[Shard], wanted: list[Shard]) -> float:
+def least_busiest(held: list[TensorShard], wanted: list[TensorShard]) -> float:
     """Holder sets, by brute force over (layer, head); the bound by brute force over unions of those sets."""
     only: Counter[frozenset[int]] = Counter()
     for shard in wanted:
@@ -136,7 +136,7 @@ def least_busiest(held: list[Shard], wanted: list[Shard]) -> float:
 
 
 def test_equal_numbers_of_replicas_pair_up_and_fewer_targets_share_them():
-    of = Contents(model="m", layers=8, kv_heads=1, width=4, latent=True)
+    of = KVContents(model="m", layers=8, kv_heads=1, width=4, latent=True)
     four = KVLayout(contents=of, page_size=4, pages=4, tp=4)
     one, two = (KVLayout(contents=of, page_size=4, pages=4, tp=tp) for tp in (1, 2))
     paired = plan_kv(four, range(4), four, range(4), (0, 16))
@@ -148,7 +148,7 @@ def test_equal_numbers_of_replicas_pair_up_and_fewer_targets_share_them():
 
 
 def test_equal_layouts_move_whole_pages():
-    of = Contents(model="m", layers=3, kv_heads=4, width=8)
+    of = KVContents(model="m", layers=3, kv_heads=4, width=8)
     layout = KVLayout(contents=of, page_size=16, pages=8, tp=2)
     plan = plan_kv(layout, [3, 1], layout, [0, 7], (0, 32))
     assert [leg.runs.copies for leg in plan.legs] == [3 * 2 * 2] * 2
@@ -156,7 +156,7 @@ def test_equal_layouts_move_whole_pages():
 
 
 def test_same_ranks_take_what_they_hold_from_themselves():
-    of = Contents(model="m", layers=4, kv_heads=4, width=2)
+    of = KVContents(model="m", layers=4, kv_heads=4, width=2)
     four, replicated = (KVLayout(contents=of, page_size=4, pages=2, tp=tp) for tp in (2, 2))
     held = kv_shards(four, [0], (0, 4))
     plan = make_plan(held, kv_shards(replicated, [1], (0, 4)), same_ranks=True)
@@ -174,14 +174,14 @@ def test_same_ranks_take_what_they_hold_from_themselves():
 )
 def test_other_contents_are_refused_with_both_values(change, words):
     base = dict(model="m", layers=2, kv_heads=4, width=8)
-    ours = KVLayout(contents=Contents(**base), page_size=4, pages=4)
-    theirs = KVLayout(contents=Contents(**base | change), page_size=4, pages=4)
+    ours = KVLayout(contents=KVContents(**base), page_size=4, pages=4)
+    theirs = KVLayout(contents=KVContents(**base | change), page_size=4, pages=4)
     with pytest.raises(TransferError, match=words):
         plan_kv(ours, [0], theirs, [0], (0, 4))
 
 
 def test_bad_tables_and_shapes_are_refused():
-    of = Contents(model="m", layers=2, kv_heads=6, width=8)
+    of = KVContents(model="m", layers=2, kv_heads=6, width=8)
     layout = KVLayout(contents=of, page_size=4, pages=4)
     with pytest.raises(TransferError, match="page 9 is not one of the 4"):
         plan_kv(layout, [9], layout, [0], (0, 4))
@@ -204,9 +204,9 @@ def test_other_number_types_are_converted_on_arrival(read, write, seed):
     import torch
 
     base = dict(model="m", layers=2, kv_heads=2, width=4)
-    source = KVLayout(contents=Contents(**base, dtype=read), page_size=3, pages=3, tp=2)
+    source = KVLayout(contents=KVContents(**base, dtype=read), page_size=3, pages=3, tp=2)
     target = KVLayout(
-        contents=Contents(**base, dtype=write), page_size=4, pages=2, heads_first=True
+        contents=KVContents(**base, dtype=write), page_size=4, pages=2, heads_first=True
     )
     whole = torch.randn(2, 2, 7, 2, 4, generator=torch.Generator().manual_seed(seed)).to(
         getattr(torch, read)
@@ -239,7 +239,7 @@ def test_bfloat16_rounds_as_torch_does():
 def test_eight_bit_types_are_not_converted():
     base = dict(model="m", layers=1, kv_heads=1, width=4)
     sides = [
-        KVLayout(contents=Contents(**base, dtype=dtype), page_size=4, pages=1)
+        KVLayout(contents=KVContents(**base, dtype=dtype), page_size=4, pages=1)
         for dtype in ("float8_e4m3fn", "bfloat16")
     ]
     with pytest.raises(TransferError, match="float8_e4m3fn cannot become bfloat16"):
@@ -258,7 +258,7 @@ def test_both_ways_of_copying_agree(size, unit, count, mixed, seed):
     size = max(1, size // unit) * unit
     places = [rng.permutation(50)[:count] * size for _ in range(2)]
     halves = np.where(rng.random(count) < mixed, size // 2, size)  # some are shorter, some empty
-    runs = Runs(places[0], places[1], halves)
+    runs = ByteRuns(places[0], places[1], halves)
     source, plain = (rng.integers(0, 256, 50 * size, dtype=np.uint8) for _ in range(2))
     fast = plain.copy()
     copy_one_by_one(source, plain, runs)

@@ -26,7 +26,7 @@ from cairn.comm.transfer.handshake import Side, say_hello
 from cairn.comm.transfer.mover import Patience
 from cairn.comm.transfer.page_receiver import NotReceived, Received
 from cairn.comm.transfer.tcp import tcp
-from cairn.comm.transfer.transport import Joined, Lost
+from cairn.comm.transfer.transport import PeerGone, PeerJoined
 from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import Secret
 
@@ -126,8 +126,10 @@ def test_a_frozen_peer_is_lost_by_its_silence():
             end.listen(say_hello(Side("watcher", 0, TARGET)))
             end.connect(offer.addresses[0])
             os.kill(process.pid, signal.SIGSTOP)
-            events = wait_for(end, lambda event: isinstance(event, Lost), SOON)
-            assert any(isinstance(event, Lost) and "silent for" in event.reason for event in events)
+            events = wait_for(end, lambda event: isinstance(event, PeerGone), SOON)
+            assert any(
+                isinstance(event, PeerGone) and "silent for" in event.reason for event in events
+            )
             os.kill(process.pid, signal.SIGCONT)
 
 
@@ -166,7 +168,7 @@ def test_an_end_talks_to_those_who_know_its_secret_and_to_no_others():
         with pytest.raises(TransferError, match="it asks for a secret, and we have none"):
             nobody.connect(address)
         assert friend.connect(address) == "a"
-        joined = wait_for(end, lambda event: isinstance(event, Joined), SOON)
+        joined = wait_for(end, lambda event: isinstance(event, PeerJoined), SOON)
         assert [event.peer for event in joined] == ["b"]
         deadline = time.monotonic() + SOON
         while end.authenticator.refused.total() < 2 and time.monotonic() < deadline:

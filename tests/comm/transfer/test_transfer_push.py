@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from transfer_ends import KINDS, closing, make_end, settle, wait_for
 
-from cairn.comm.transfer.byte_runs import Runs
+from cairn.comm.transfer.byte_runs import ByteRuns
 from cairn.comm.transfer.plan import make_plan
-from cairn.comm.transfer.transport import Joined, Lost, Note
-from cairn.comm.transfer.weights import REGION, Held, pack, rows_of, share_of
+from cairn.comm.transfer.transport import Notification, PeerGone, PeerJoined
+from cairn.comm.transfer.weights import REGION, HeldTensor, pack, rows_of, share_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,7 +20,7 @@ def test_fresh_weights_are_written_from_a_trainer_to_a_server(kind):
         for name, (shape, _) in shapes.items()
     }
     held, wanted = (
-        [pack(rank, (Held(name, 2, cut(shape, axis, rank)) for name, (shape, axis) in shapes.items()))
+        [pack(rank, (HeldTensor(name, 2, cut(shape, axis, rank)) for name, (shape, axis) in shapes.items()))
          for rank in range(2)]
         for cut in (lambda shape, axis, rank: rows_of(shape, rank, 2), lambda *part: share_of(*part, 2))
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_both_ways_at_once_and_runs_of_every_length(kind):
             np.concatenate((np.arange(1, 900), [0, 0, 70_000, 300_001, 1 << 20]))
         )
         starts = np.cumsum(lengths) - lengths
-        runs = Runs(
+        runs = ByteRuns(
             starts, starts[::-1].copy(), lengths
         )  # targets overlap nothing: they are laid out anew
         order = rng.permutation(len(lengths))
@@ -99,7 +99,7 @@ def test_both_ways_at_once_and_runs_of_every_length(kind):
 
 def test_an_empty_transfer_is_done_at_once():
     ends = [make_end("tcp", name) for name in ("a", "b")]
-    nothing = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
+    nothing = ByteRuns(*(np.zeros(0, np.int64) for _ in range(3)))
     with closing(*ends):
         for end in ends:
             end.allocate("kv", 10)
@@ -119,10 +119,10 @@ def test_what_was_said_before_closing_arrives(kind):
         there.listen()
         address = here.listen()
         there.connect(address)
-        wait_for(here, lambda event: isinstance(event, Joined))
+        wait_for(here, lambda event: isinstance(event, PeerJoined))
         for number in range(500):
             there.notify("here", str(number).encode())
         there.close()
-        seen = wait_for(here, lambda event: isinstance(event, Lost))
-    heard = [event.payload for event in seen if isinstance(event, Note)]
+        seen = wait_for(here, lambda event: isinstance(event, PeerGone))
+    heard = [event.payload for event in seen if isinstance(event, Notification)]
     assert heard == [str(number).encode() for number in range(500)]

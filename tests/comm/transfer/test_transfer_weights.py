@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from cairn.comm.transfer.copies import copy_one_by_one
-from cairn.comm.transfer.kv import Contents, KVLayout, plan_kv
+from cairn.comm.transfer.kv import KVContents, KVLayout, plan_kv
 from cairn.comm.transfer.plan import make_plan
 from cairn.comm.transfer.shard import Box, flat_boxes
-from cairn.comm.transfer.weights import Held, Packed, cut_of, pack, rows_of, share_of, stored
+from cairn.comm.transfer.weights import (
+    HeldTensor,
+    PackedWeightShards,
+    cut_of,
+    pack,
+    rows_of,
+    share_of,
+    stored,
+)
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.cache import cache_groups
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -36,16 +44,16 @@ class Share:
 
 
 def tensors_of_a_model() -> dict[str, np.ndarray]:
-    slots = Transformer(SPEC, Build("meta")).slots()
+    slots = Transformer(SPEC, ModelBuild("meta")).slots()
     rng = np.random.default_rng(3)
     return {slot.name: rng.integers(0, 1 << 16, slot.shape, dtype=np.uint16) for slot in slots}
 
 
-def of_rank(rank: int, boxes: dict[str, list[Box]]) -> Packed:
-    return pack(rank, (Held(name, 2, box) for name, cuts in boxes.items() for box in cuts))
+def of_rank(rank: int, boxes: dict[str, list[Box]]) -> PackedWeightShards:
+    return pack(rank, (HeldTensor(name, 2, box) for name, cuts in boxes.items() for box in cuts))
 
 
-def memory_of(held: Packed, whole: dict[str, np.ndarray]) -> np.ndarray:
+def memory_of(held: PackedWeightShards, whole: dict[str, np.ndarray]) -> np.ndarray:
     """The rank's bytes, by numpy's own slicing."""
     memory = np.zeros(held.nbytes, np.uint8)
     for shard in held.shards:
@@ -56,7 +64,7 @@ def memory_of(held: Packed, whole: dict[str, np.ndarray]) -> np.ndarray:
     return memory
 
 
-def layouts(whole: dict[str, np.ndarray], ranks: int, kind: str) -> list[Packed]:
+def layouts(whole: dict[str, np.ndarray], ranks: int, kind: str) -> list[PackedWeightShards]:
     shapes = {name: tensor.shape for name, tensor in whole.items()}
     if kind == "fsdp":
         return [
@@ -82,14 +90,17 @@ def layouts(whole: dict[str, np.ndarray], ranks: int, kind: str) -> list[Packed]
     return [
         pack(
             rank,
-            (Held(slot.name, 2, cut_of(slot.shape, slot.cut)) for slot in slots_of(rank, ranks)),
+            (
+                HeldTensor(slot.name, 2, cut_of(slot.shape, slot.cut))
+                for slot in slots_of(rank, ranks)
+            ),
         )
         for rank in range(ranks)
     ]
 
 
 def slots_of(rank: int, ranks: int):
-    return list(Transformer(SPEC, Build("meta", shards=Share(rank, ranks))).slots())
+    return list(Transformer(SPEC, ModelBuild("meta", shards=Share(rank, ranks))).slots())
 
 
 def _stretch(elements: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -175,7 +186,7 @@ def test_an_uneven_cut_is_refused():
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_the_engines_own_pool_is_one_of_the_layouts(heads_first):
     """Bytes planned from the engine's pool arrive where the engine's own views look for them."""
-    contents = Contents(
+    contents = KVContents(
         model="m", layers=SPEC.layers, kv_heads=SPEC.kv_heads, width=SPEC.head_dim, dtype="float32"
     )
     source = KVLayout(contents=contents, page_size=4, pages=9)

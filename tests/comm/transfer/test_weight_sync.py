@@ -7,13 +7,20 @@ import pytest
 from safetensors.numpy import save_file
 from transfer_ends import KINDS, PATIENT, closing, make_end, wait_for
 
-from cairn.comm.transfer.endpoint import Endpoint
-from cairn.comm.transfer.errors import PeerLost, Refused, TransferError
+from cairn.comm.transfer.endpoint import TransferEndpoint
+from cairn.comm.transfer.errors import PeerLost, TransferError, TransferRefused
 from cairn.comm.transfer.tcp import TcpMover
-from cairn.comm.transfer.transport import Lost
+from cairn.comm.transfer.transport import PeerGone
 from cairn.comm.transfer.weight_files import read_from, stored_in
 from cairn.comm.transfer.weight_sync import WeightSink, WeightSource
-from cairn.comm.transfer.weights import Held, Packed, cut_of, pack, rows_of, share_of
+from cairn.comm.transfer.weights import (
+    HeldTensor,
+    PackedWeightShards,
+    cut_of,
+    pack,
+    rows_of,
+    share_of,
+)
 
 SHAPES = {"embed": (37, 16), "up": (48, 16), "down": (16, 48), "norm": (16,)}
 AXES = {"embed": None, "up": 0, "down": 1, "norm": None}
@@ -25,23 +32,26 @@ def weights(version: int) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def trainer(ranks: int) -> list[Packed]:
+def trainer(ranks: int) -> list[PackedWeightShards]:
     """FSDP: rows."""
     return [
-        pack(rank, (Held(name, 4, rows_of(shape, rank, ranks)) for name, shape in SHAPES.items()))
+        pack(
+            rank,
+            (HeldTensor(name, 4, rows_of(shape, rank, ranks)) for name, shape in SHAPES.items()),
+        )
         for rank in range(ranks)
     ]
 
 
-def server(ranks: int) -> list[Packed]:
+def server(ranks: int) -> list[PackedWeightShards]:
     """Tensor parallel; what is not cut is whole on every rank."""
     return [
-        pack(rank, (Held(name, 4, share_of(shape, AXES[name], rank, ranks)) for name, shape in SHAPES.items()))
+        pack(rank, (HeldTensor(name, 4, share_of(shape, AXES[name], rank, ranks)) for name, shape in SHAPES.items()))
         for rank in range(ranks)
     ]  # fmt: skip
 
 
-def fill(memory: np.ndarray, packed: Packed, whole: dict[str, np.ndarray]) -> None:
+def fill(memory: np.ndarray, packed: PackedWeightShards, whole: dict[str, np.ndarray]) -> None:
     """By numpy's own slicing."""
     for shard in packed.shards:
         part = whole[shard.tensor][tuple(slice(*ends) for ends in shard.box)]
@@ -50,7 +60,7 @@ def fill(memory: np.ndarray, packed: Packed, whole: dict[str, np.ndarray]) -> No
         )
 
 
-def as_it_should_be(packed: Packed, version: int) -> bytes:
+def as_it_should_be(packed: PackedWeightShards, version: int) -> bytes:
     memory = np.zeros(max(packed.nbytes, 1), np.uint8)
     fill(memory, packed, weights(version))
     return memory.tobytes()
@@ -102,7 +112,9 @@ def test_a_source_that_is_cut_otherwise_is_refused():
     end, reader = make_end("tcp", "a"), make_end("tcp", "b")
     with closing(end, reader):
         source = WeightSource(end, trainer(2)[0])
-        with pytest.raises(Refused, match=r"source 0 \(a\) has another layout.*rank 0: 4 pieces"):
+        with pytest.raises(
+            TransferRefused, match=r"source 0 \(a\) has another layout.*rank 0: 4 pieces"
+        ):
             WeightSink(reader, server(1)[0], [trainer(1)[0]], [source.address])
 
 
@@ -142,7 +154,7 @@ def test_an_end_that_closes_while_somebody_comes_in_leaves_nobody_waiting():
             coming.set()
             assert closed.wait(LONG)
 
-    end, caller = Endpoint("a", Slow(), patience=PATIENT), make_end("tcp", "b")
+    end, caller = TransferEndpoint("a", Slow(), patience=PATIENT), make_end("tcp", "b")
     with closing(end, caller):
         address = end.listen()
         caller.listen()
@@ -153,7 +165,7 @@ def test_an_end_that_closes_while_somebody_comes_in_leaves_nobody_waiting():
         assert end._closed.wait(LONG)
         closed.set()
         closing_it.join(LONG)
-        wait_for(caller, lambda event: isinstance(event, Lost))
+        wait_for(caller, lambda event: isinstance(event, PeerGone))
         assert end.peers == {}
 
 
@@ -191,7 +203,7 @@ def test_files_that_cannot_serve_are_refused(files, tmp_path):
     with pytest.raises(TransferError, match="no rank holds down"):
         read_from(files[:1], server(1)[0])
     with pytest.raises(TransferError, match="4 bytes for each element in the files, 2 are wanted"):
-        read_from(files, pack(0, [Held("up", 2, cut_of((48, 16), None))]))
+        read_from(files, pack(0, [HeldTensor("up", 2, cut_of((48, 16), None))]))
     with pytest.raises(TransferError, match="cannot read"):
         read_from([tmp_path / "absent"], server(1)[0])
     broken = tmp_path / "broken.safetensors"

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.comm.cost import Link, shape_of
+from cairn.comm.cost import LinkCost, shape_of
 from cairn.comm.schedule.catalogue import names
 from cairn.labs.torch_backend.choice import CANDIDATES, NEAR, Places, choose, load_of, ranked
 from cairn.labs.torch_backend.options import Options, piece_bytes
 
-GIGABIT = Link(alpha_us=60, gb_per_s=0.125)
+GIGABIT = LinkCost(alpha_us=60, gb_per_s=0.125)
 ONE, FOUR, TWO_BY_TWO = Places((0, 0)), Places((0, 1, 2, 3)), Places((0, 0, 1, 1))
 
 
@@ -40,7 +40,7 @@ def test_what_each_host_carries():
 def test_every_choice_exists_and_is_near_the_best(collective, hosts, size, gbit, forced):
     seen = sorted(set(hosts))
     places = Places(tuple(sorted(seen.index(host) for host in hosts)))
-    network = Link(alpha_us=60, gb_per_s=gbit / 8)
+    network = LinkCost(alpha_us=60, gb_per_s=gbit / 8)
     chosen = choose(collective, places, size, network, forced=forced)
     assert (collective, chosen.name) in names()
     assert chosen == choose(collective, places, size, network, forced=forced)

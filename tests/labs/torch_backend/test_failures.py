@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cairn.comm.doctor.diagnose import diagnose
 from cairn.core.client_authenticator import ClientAuthenticator
 from cairn.core.errors import ConfigError
-from cairn.core.shared_secret import Refused, Secret
+from cairn.core.shared_secret import AuthenticationRefused, Secret
 from cairn.labs.torch_backend import (
     CommError,
     CommTimeout,
@@ -342,7 +342,7 @@ def test_strangers_at_a_rank_keep_nobody_waiting_and_join_nothing():
         where = server.getsockname()
         entrance = Entrance(server, ClientAuthenticator(ours, "rank 0"))
         with socket.create_connection(where):
-            with pytest.raises(Refused, match="our secret is not the one it knows"):
+            with pytest.raises(AuthenticationRefused, match="our secret is not the one it knows"):
                 _call(room, where, COLLECTIVE, Secret.fresh())
             with _call(room, where, DIRECT, ours):
                 purpose, rank, connection = entrance.arrived.get()

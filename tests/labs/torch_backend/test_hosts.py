@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import cairn.labs.torch_backend
-from cairn.comm.bench_ranks import RankFailed, run_ranks
-from cairn.comm.bench_rig import Rig, Shape, why_no_delay, why_not
+from cairn.comm.bench_ranks import BenchRankFailed, run_ranks
+from cairn.comm.bench_rig import LinkShape, Rig, why_no_delay, why_not
 from cairn.core.errors import HardwareError
 from cairn.labs.torch_backend import Options
 
@@ -49,7 +49,7 @@ def sums(rank, world, tell, address, size):
 def test_between_namespaces(place):
     """They are seen as hosts, in their order, and nothing is faster than the wire."""
     size = 500_000
-    with Rig(max(place) + 1, Shape(mbit=MBIT)) as rig:
+    with Rig(max(place) + 1, LinkShape(mbit=MBIT)) as rig:
         found = run_ranks(
             len(place),
             sums,
@@ -75,7 +75,7 @@ def round_trips(rank, world, tell, address):
 @pytest.mark.skipif(NO_DELAY is not None, reason=f"no latency: {NO_DELAY}")
 def test_latency_between_namespaces():
     """No barrier is sooner than a packet from the other host."""
-    with Rig(2, Shape(mbit=MBIT, delay_ms=20.0)) as rig:
+    with Rig(2, LinkShape(mbit=MBIT, delay_ms=20.0)) as rig:
         found = run_ranks(2, round_trips, rig.address(0), enter=rig.enter, timeout_s=100)
     assert min(found) > 0.019
 
@@ -84,7 +84,7 @@ def test_latency_between_namespaces():
 def test_latency_that_the_kernel_cannot_have_is_refused():
     with (
         pytest.raises(HardwareError, match="no latency between namespaces"),
-        Rig(2, Shape(delay_ms=5.0)),
+        Rig(2, LinkShape(delay_ms=5.0)),
     ):
         pass
 
@@ -100,8 +100,8 @@ def dies(rank, world, tell, address):
 
 def test_a_host_that_goes():
     with (
-        Rig(3, Shape(mbit=MBIT)) as rig,
-        pytest.raises((RankFailed, cairn.labs.torch_backend.CommError), match="rank 1"),
+        Rig(3, LinkShape(mbit=MBIT)) as rig,
+        pytest.raises((BenchRankFailed, cairn.labs.torch_backend.CommError), match="rank 1"),
     ):
         run_ranks(3, dies, rig.address(0), enter=rig.enter, timeout_s=60)
 

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.comm.schedule.catalogue import make, names
 from cairn.comm.schedule.interpret import interpret
-from cairn.comm.schedule.ops import Kind
+from cairn.comm.schedule.ops import OpKind
 from cairn.comm.schedule.verify import require
 from cairn.labs.torch_backend.program import lower, ordered_all_reduce, ordered_reduce_scatter
 
@@ -24,15 +24,15 @@ def run_in_lines(schedule, buffers):
             while steps:
                 kind, slot, peer, source = steps[0]
                 buffer = buffers[rank]
-                if kind is Kind.SEND:
+                if kind is OpKind.SEND:
                     lines.setdefault((rank, peer), deque()).append(buffer[slot].copy())
-                elif kind is Kind.COPY:
+                elif kind is OpKind.COPY:
                     buffer[slot] = buffer[source]
-                elif kind is Kind.REDUCE:
+                elif kind is OpKind.REDUCE:
                     buffer[slot] += buffer[source]
                 elif not lines.get((peer, rank)):
                     break
-                elif kind is Kind.RECV:
+                elif kind is OpKind.RECV:
                     buffer[slot] = lines[peer, rank].popleft()
                 else:
                     buffer[slot] += lines[peer, rank].popleft()

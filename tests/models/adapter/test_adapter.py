@@ -21,8 +21,8 @@ from cairn.models.adapter.folder import adapter_slots, read_adapter, read_tensor
 from cairn.models.adapter.merge import merge
 from cairn.models.adapter.prepared import PreparedAdapter
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import tensors
 from cairn.models.spec import ModelSpec, Rope
@@ -48,13 +48,15 @@ CASES = {
 
 def loaded(family, fused=False):
     opened = open_checkpoint(checkpoint(family))
-    return load_model(opened.spec, opened.tensors, Build("cpu", torch.float32, fused=fused)).eval()
+    return load_model(
+        opened.spec, opened.tensors, ModelBuild("cpu", torch.float32, fused=fused)
+    ).eval()
 
 
 def adapted(family, spec, fused=False):
     """A model with an adapter whose B is not zero."""
     model = loaded(family, fused)
-    blank = Build("meta", torch.float32, fused=fused)
+    blank = ModelBuild("meta", torch.float32, fused=fused)
     made = attach(model, model.spec, spec, blank)
     fill_random(model, adapter_slots(model), "cpu", 1)
     generator = torch.Generator().manual_seed(5)
@@ -69,7 +71,7 @@ def adapted(family, spec, fused=False):
 
 @torch.no_grad()
 def scores(model):
-    hidden_TD = model(TOKENS, torch.arange(len(TOKENS)), Packed([len(TOKENS)], "cpu"))
+    hidden_TD = model(TOKENS, torch.arange(len(TOKENS)), PackedDocuments([len(TOKENS)], "cpu"))
     return model.logits(hidden_TD)
 
 
@@ -145,15 +147,15 @@ def test_rows_of_heads_lie_in_a_file_as_in_the_checkpoint(tmp_path):
         family="glm4", vocab=211, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48,
         context=64, post_norms=True, rope=Rope(rotated=4),
     )  # fmt: skip
-    model = random_model(spec, Build("cpu"))
+    model = random_model(spec, ModelBuild("cpu"))
     before = {name: tensor.clone() for name, tensor in tensors(model)}
     adapter = AdapterSpec(rank=2, alpha=4, targets=("q_proj", "k_proj", "o_proj"))
-    for one in attach(model, spec, adapter, Build("cpu")):
+    for one in attach(model, spec, adapter, ModelBuild("cpu")):
         for parameter in one.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     write_adapter(model, adapter, tmp_path / "a")
     stored = read_tensors(tmp_path / "a")
-    again = random_model(spec, Build("cpu"))
+    again = random_model(spec, ModelBuild("cpu"))
     assert not PreparedAdapter(again, adapter, torch.float32).covers
     read_adapter(again, tmp_path / "a")
     assert torch.equal(scores(again), scores(model))
@@ -169,7 +171,7 @@ def test_new_adapter_changes_nothing():
     for spec in (CASES["lora"], CASES["dora"]):
         model = loaded("llama-biases")
         before_TV = scores(model)
-        made = attach(model, model.spec, spec, Build("meta", torch.float32))
+        made = attach(model, model.spec, spec, ModelBuild("meta", torch.float32))
         fill_random(model, adapter_slots(model), "cpu", 0)
         for one in made:
             one.init_magnitudes()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.main import main
-from cairn.core.grafana import Row, dashboard, queries
-from cairn.core.metrics import Counter, Gauge, Histogram
+from cairn.core.grafana import PanelRow, dashboard, queries
+from cairn.core.metrics import CounterMetric, Gauge, Histogram
 from cairn.serve.http.server.dashboard import ROWS, dashboard_text, server_dashboard
 from cairn.serve.http.server.metric_catalogue import CATALOGUE_HTTP
 
@@ -32,7 +32,7 @@ def test_every_query_asks_for_what_is_counted(panel):
         histogram = name.removesuffix("_bucket")
         metric = KNOWN[histogram if isinstance(KNOWN.get(histogram), Histogram) else name]
         assert isinstance(metric, Histogram) == name.endswith("_bucket")
-        assert isinstance(metric, Counter | Histogram) == ("rate(" in query)
+        assert isinstance(metric, CounterMetric | Histogram) == ("rate(" in query)
         for group in re.findall(r"by \(([^)]*)\)", query):
             assert set(group.split(", ")) <= {*metric.labels, "le"}
         for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
@@ -70,7 +70,7 @@ def test_a_variable_of_a_query_is_declared():
 def test_rows_name_what_exists():
     assert {name for row in ROWS for name in row.metrics} <= KNOWN.keys()
     with pytest.raises(ValueError, match="cairn_nothing_total"):
-        dashboard(CATALOGUE_HTTP, [Row("x", ("cairn_nothing_total",))], "t", "u")
+        dashboard(CATALOGUE_HTTP, [PanelRow("x", ("cairn_nothing_total",))], "t", "u")
 
 
 def test_what_no_row_names_is_in_the_last_one():

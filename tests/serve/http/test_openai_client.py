@@ -9,7 +9,7 @@ import torch
 
 from cairn.models.attend import Cached, KVCache
 from cairn.models.checkpoint import open_checkpoint
-from cairn.models.generate import Generation, Sampling
+from cairn.models.generate import GenerateSampling, Generation
 from cairn.serve.http.server.keys import Keys
 
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
@@ -29,7 +29,7 @@ class Oracle:
         self.model, self.tokenizer = model, tokenizer
 
     def text(self, ids, most):
-        tokens = list(Generation(self.model, ids, Sampling(max_tokens=most), (0,)))
+        tokens = list(Generation(self.model, ids, GenerateSampling(max_tokens=most), (0,)))
         decoder = self.tokenizer.stream(after=ids[-16:])
         kept = [token for token in tokens if token != 0]
         return "".join([decoder.push(token) for token in kept]) + decoder.flush()

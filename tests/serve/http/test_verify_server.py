@@ -13,10 +13,10 @@ from cairn.cli.main import main
 from cairn.core.errors import CairnError
 from cairn.models.runnable import open_model
 from cairn.verify.ask import probes_of
-from cairn.verify.check import Check
+from cairn.verify.check import ModelCheck
 from cairn.verify.plain_path import PlainPath
-from cairn.verify.probes import Probe
-from cairn.verify.server_source import Server, TokenIds, _completion, _echoed, from_server
+from cairn.verify.probes import VerifyProbe
+from cairn.verify.server_source import ServerClient, TokenIds, _completion, _echoed, from_server
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,13 @@ def limited(wide, chat_only):
 def verdict_of(folder, evidence):
     opened = open_model(str(folder))
     path = PlainPath(opened.checkpoint.load("cpu", torch.float32))
-    return Check(path, opened.spec, opened.tokenizer).verdict(evidence, "float32")
+    return ModelCheck(path, opened.spec, opened.tokenizer).verdict(evidence, "float32")
 
 
 def test_a_server_that_echoes_gives_every_token_and_agrees(wide, folder):
     opened = open_model(str(folder))
     probes = probes_of(opened.spec, opened.tokenizer)
-    evidence = from_server(Server(wide.url), probes, opened.tokenizer)
+    evidence = from_server(ServerClient(wide.url), probes, opened.tokenizer)
     assert evidence.places > sum(len(probe.ids) - 1 for probe in probes if probe.name != "chat")
     assert verdict_of(folder, evidence).status == "agrees"
 
@@ -77,7 +77,7 @@ def test_a_server_that_gives_less_is_verified_by_its_answers(wide, folder, chat_
     less = limited(wide, chat_only)
     try:
         url = f"http://127.0.0.1:{less.server_port}"
-        evidence = from_server(Server(url, wide.service.model), probes, opened.tokenizer)
+        evidence = from_server(ServerClient(url, wide.service.model), probes, opened.tokenizer)
     finally:
         less.shutdown()
         less.server_close()
@@ -113,7 +113,7 @@ def test_the_verb_records_compares_and_leaves_with_a_status(wide, folder, tmp_pa
 
 def test_a_server_that_cannot_be_reached_or_says_nothing_is_an_error(folder):
     with pytest.raises(CairnError, match="cannot ask"):
-        Server("http://127.0.0.1:9")
+        ServerClient("http://127.0.0.1:9")
 
 
 class Halves:
@@ -133,7 +133,7 @@ def test_a_place_whose_likeliest_token_cannot_be_told_is_left_out(top):
     logprobs["top_logprobs"] = [None, top, top]
     found = _completion({"choices": [{"logprobs": logprobs}]})
     ids = TokenIds(Halves())
-    rows = _echoed(Probe("text", "", [0, 1, 2], 1, 0), found, ids).rows
+    rows = _echoed(VerifyProbe("text", "", [0, 1, 2], 1, 0), found, ids).rows
     clear = max(top, key=top.get) == "a"
     assert [bool(row) for row in rows] == [clear, clear]
     if clear:

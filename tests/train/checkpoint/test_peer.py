@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError, DataError
-from cairn.core.shared_secret import Refused, Secret
+from cairn.core.shared_secret import AuthenticationRefused, Secret
 from cairn.train.checkpoint import peer_agent
 from cairn.train.checkpoint.memory_checksums import word_sum
 from cairn.train.checkpoint.peer_agent import Agent, Doors
@@ -366,7 +366,7 @@ def test_copies_are_given_to_those_only_who_know_the_secret_of_the_job(nodes):
         with pytest.raises(ConfigError, match=r"no copies can be read.*CAIRN_JOB_SECRET"):
             ask_holdings(net.addresses[1], stranger)
         reach = msgspec.structs.replace(net.reach(0), secret=stranger)
-        with pytest.raises(Refused, match=net.addresses[1]):
+        with pytest.raises(AuthenticationRefused, match=net.addresses[1]):
             recall_pieces(on_nodes(point, 1), reach, 0, state(0, 0))
         forget(net.addresses[1], 99, 99, stranger)  # is not listened to
     assert len(net.holdings()[1]) == 1

@@ -7,8 +7,8 @@ from forked import run_ranks
 from spread_training import SEED, spec_of
 from torch import nn
 
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.weights import fill_random
 from cairn.train.data.batch import make_batch
 from cairn.train.objective import Objective
@@ -41,7 +41,7 @@ class Adapter(nn.Module):
         self.stage = stage
 
     def forward(self, x):
-        attend = Packed(LENGTHS)
+        attend = PackedDocuments(LENGTHS)
         out = self.stage(x, attend.positions_T(), attend)
         return self.stage.vocabulary().logits(out) if self.stage.share.last else out
 
@@ -49,7 +49,7 @@ class Adapter(nn.Module):
 def by_torch(mesh, options, theirs):
     from torch.distributed.pipelining import PipelineStage, schedules
 
-    held = build_stages(SPEC, Build("meta"), mesh, options)
+    held = build_stages(SPEC, ModelBuild("meta"), mesh, options)
     for stage in held:
         fill_random(stage, stage.slots(), "cpu", SEED)
     parts = [

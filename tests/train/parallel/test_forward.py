@@ -7,8 +7,8 @@ import torch
 from forked import run_ranks
 from spread_training import SEED, batches, spec_of
 
-from cairn.models.attend import Packed
-from cairn.models.build import Build
+from cairn.models.attend import PackedDocuments
+from cairn.models.build import ModelBuild
 from cairn.models.weights import random_model
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import HiddenStates, TargetLogProbs, loss_by_stream
@@ -33,11 +33,11 @@ def streamed(spec):
 @functools.cache
 def expected(spec):
     """By the plain model, one batch after another, all logits at once."""
-    model = random_model(spec, Build("cpu"), SEED)
+    model = random_model(spec, ModelBuild("cpu"), SEED)
     found, sums = [], torch.zeros(3, 2, dtype=torch.float64)
     with torch.no_grad():
         for batch in streamed(spec):
-            hidden_TD = model(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+            hidden_TD = model(batch.tokens_T, batch.positions_T, PackedDocuments(batch.lengths))
             logp_TV = model.logits(hidden_TD).float().log_softmax(-1)
             counts_T = batch.targets_T != IGNORED
             logp_T = logp_TV.gather(1, batch.targets_T.clamp(min=0)[:, None])[:, 0]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
-from cairn.models.build import Build
+from cairn.models.build import ModelBuild
 from cairn.models.presets import PRESETS, preset
 from cairn.models.shards import Alone
 from cairn.models.transformer import Transformer
@@ -93,7 +93,7 @@ def test_a_layout_is_refused_exactly_where_a_model_cannot_be_cut(name):
         mixers=whole.mixers[:layers],
     )
     for tp in (2, 3, 8):
-        make = functools.partial(Transformer, spec, Build("meta", shards=Place(tp)))
+        make = functools.partial(Transformer, spec, ModelBuild("meta", shards=Place(tp)))
         refused = _is_refused(check, Layout(tp=tp), tp, spec)
         assert refused == _is_refused(make), tp
         if refused:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from cairn.core.errors import ConfigError
-from cairn.models.attend import Packed, Rule
-from cairn.models.build import Build, Slot
+from cairn.models.attend import AttentionRule, PackedDocuments
+from cairn.models.build import ModelBuild, Slot
 from cairn.models.linear.maps import Vocabulary
 from cairn.train.config import Optim
 from cairn.train.objective import Objective, token_losses
@@ -41,7 +41,7 @@ from cairn.train.parallel.zero import Zero
 
 
 def vocabulary_and_inputs(vocab, shards=None):
-    build = Build("cpu", torch.float32, *([shards] if shards else []))
+    build = ModelBuild("cpu", torch.float32, *([shards] if shards else []))
     whole = torch.randn(vocab, 8, generator=torch.Generator().manual_seed(1))
     layer = Vocabulary(build, vocab, 8)
     first = layer.rows * (shards.rank if shards else 0)
@@ -109,11 +109,11 @@ def test_alone_the_batch_stays_as_it_is():
 def test_blocks_add_up_to_attention(lengths, window, softcap, width):
     """Any cut into chunks, any documents: the merged blocks are the whole, forward and backward."""
     tokens = sum(lengths)
-    rule = Rule(0, 0.3, window, softcap)
+    rule = AttentionRule(0, 0.3, window, softcap)
     q, g = torch.randn(tokens, 4, 8), torch.randn(tokens, 4, 8)
     k, v = torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8)
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
-    expected = Packed(lengths)(*whole, rule)
+    expected = PackedDocuments(lengths)(*whole, rule)
     expected.backward(g)
     documents_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     starts = range(0, tokens, width)
@@ -159,7 +159,7 @@ def one_block(diagonal, device):
     q, g = (torch.randn(block.rows.stop, 4, 64, generator=make).to(device) for _ in range(2))
     rows = block.keys.stop - block.keys.start
     k, v = (torch.randn(rows, 2, 64, generator=make).to(device) for _ in range(2))
-    return block, q, k, v, g, Rule(0, 0.125, 0, 0.0)
+    return block, q, k, v, g, AttentionRule(0, 0.125, 0, 0.0)
 
 
 @pytest.mark.parametrize("diagonal", [True, False])
@@ -365,7 +365,7 @@ def test_balance_does_not_depend_on_the_layout(layout):
 
 def router(loss=0.0, rate=0.0):
     experts = msgspec.structs.replace(MOE.experts, choice_bias=rate > 0)
-    found = BalancedRouter(Build("cpu"), MOE, experts, loss, rate, None)
+    found = BalancedRouter(ModelBuild("cpu"), MOE, experts, loss, rate, None)
     nn.init.normal_(found.weight, std=0.1)
     if found.bias_E is not None:
         nn.init.zeros_(found.bias_E)
@@ -524,7 +524,7 @@ def ring_events(rank, world):
     Ring.exchange, context.backward_block = logged, block
     ring = Ring(Mesh.join(Layout(cp=world)).group("cp"), [5, 11], "cpu")
     q, k, v = (torch.randn(8, 2, 4, requires_grad=True) for _ in range(3))
-    ring(q, k, v, Rule(layer=0, scale=0.5)).sum().backward()
+    ring(q, k, v, AttentionRule(layer=0, scale=0.5)).sum().backward()
     return events[events.index(("block", None)) :]
 
 

@@ -99,7 +99,7 @@ def open_head(
         return None
     if name == MTP:
         return _own_layer(config, target, model)
-    from cairn.models.build import Build
+    from cairn.models.build import ModelBuild
     from cairn.models.eagle import is_eagle, load_head, random_head
     from cairn.models.hub import resolve
     from cairn.models.safetensors_file import read_json
@@ -116,7 +116,7 @@ def open_head(
         return None
     _check_head(config, model)
     weight = model.embedding.weight
-    build = Build(weight.device, weight.dtype, fused=weight.is_cuda)
+    build = ModelBuild(weight.device, weight.dtype, fused=weight.is_cuda)
     spec = target.spec
     return random_head(spec, build) if folder is None else load_head(folder, spec, build)
 

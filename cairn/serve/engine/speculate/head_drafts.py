@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cairn.kernels.paged.step_inputs import Inputs, State
     from cairn.models.attend import Attend
-    from cairn.models.eagle import Passed
+    from cairn.models.eagle import DraftPass
     from cairn.models.lean_head import LeanHead
     from cairn.models.mtp import DraftHead
     from cairn.models.transformer import Transformer
@@ -45,7 +45,7 @@ class HeadForm(Protocol):
         positions_T: Tensor,
         attend: "Attend",
         ends_B: Tensor | None = None,
-    ) -> "Passed":
+    ) -> "DraftPass":
         """`ends_B`: the tokens whose results are wanted; None: all of them."""
         ...
 
@@ -178,7 +178,7 @@ class HeadDrafts:
         place: tuple[Tensor, Tensor, Tensor],
         tables_GBP: Tensor,
         attend_rows: AttendRows,
-    ) -> "Passed":
+    ) -> "DraftPass":
         positions_B, seen_B, slots_GB = place
         rows = attend_rows(slots_GB, positions_B, seen_B, tables_GBP)
         return self.form.passed(self.embedding(newest_B), h_BD, positions_B, rows)

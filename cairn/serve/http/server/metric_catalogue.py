@@ -3,23 +3,30 @@
 Times are seen from the server: from the body of a request to what was handed to its socket.
 """
 
-from cairn.core.metrics import CATALOGUE, LATENCY_SECONDS, Counter, Gauge, Histogram, Metric
+from cairn.core.metrics import (
+    CATALOGUE,
+    LATENCY_SECONDS,
+    CounterMetric,
+    Gauge,
+    Histogram,
+    MetricSpec,
+)
 
-CATALOGUE_HTTP: tuple[Metric, ...] = (
+CATALOGUE_HTTP: tuple[MetricSpec, ...] = (
     *CATALOGUE,
-    Counter(
+    CounterMetric(
         name="cairn_http_requests_total",
         help="Requests that were answered.",
         unit="requests",
         labels=("endpoint", "status"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_finished_requests_total",
         help="Answers that ended, by the reason.",
         unit="requests",
         labels=("model", "reason"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_cached_prompt_tokens_total",
         help="Prompt tokens that were found in the prefix cache by the first answer to a prompt.",
         unit="tokens",
@@ -47,43 +54,43 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         labels=("model", "phase"),
         buckets=(0.0001, *LATENCY_SECONDS, 120, 300, 600),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_preempted_requests_total",
         help="Requests that lost their place in the batch, because the cache was full.",
         unit="requests",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_prefix_looked_up_tokens_total",
         help="Prompt tokens that were looked for in the prefix cache.",
         unit="tokens",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_prefix_found_tokens_total",
         help="Prompt tokens that were found there.",
         unit="tokens",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_engine_seconds_total",
         help="Time of the engine's steps: of the host, deciding and taking in; of the device, computing.",
         unit="seconds",
         labels=("model", "part"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_key_tokens_total",
         help="Tokens of requests that ended, by API key: prompt, cached (of the prompt), output.",
         unit="tokens",
         labels=("model", "key", "kind"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_key_device_seconds_total",
         help="Time of the device, shared among the requests of each second by their tokens.",
         unit="seconds",
         labels=("model", "key"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_key_joules_total",
         help="Energy of the GPU, shared in the same way; 0 where the device has no counter.",
         unit="joules",
@@ -95,25 +102,25 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         unit="seconds",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_remote_prompts_total",
         help="Prompts that a prefill server computed.",
         unit="prompts",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_fallback_prompts_total",
         help="Prompts that a prefill server was asked for, and that were computed here instead.",
         unit="prompts",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_offload_loaded_tokens_total",
         help="Prompt tokens whose pages were loaded from a tier of the cache: host or disk.",
         unit="tokens",
         labels=("model", "tier"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_offload_failed_loads_total",
         help="Loads that failed because a page on the disk was damaged; their prompts were computed.",
         unit="loads",
@@ -125,37 +132,37 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         unit="pages",
         labels=("model", "tier"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_media_pictures_total",
         help="Pictures of requests: computed by the tower, or found in its rows.",
         unit="pictures",
         labels=("model", "rows"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_media_tower_seconds_total",
         help="Seconds that the engine spent on the tower; on a GPU, on launching it.",
         unit="seconds",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_spec_decode_num_drafts_total",
         help="Times that drafts of a request were verified.",
         unit="drafts",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_spec_decode_num_accepted_tokens_per_pos_total",
         help="Drafts that were accepted, by their position behind the last token.",
         unit="tokens_per_pos",
         labels=("model", "position"),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_spec_decode_num_draft_tokens_total",
         help="Tokens that a drafter proposed and a step verified.",
         unit="tokens",
         labels=("model",),
     ),
-    Counter(
+    CounterMetric(
         name="cairn_spec_decode_num_accepted_tokens_total",
         help="Of those, the tokens that were accepted.",
         unit="tokens",
