@@ -17,7 +17,7 @@ from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.failure import described
-from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
+from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit, encode_submission
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
@@ -47,16 +47,15 @@ class EngineProcesses:
         self.client.deliver_in(loop)
         return True
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Put them in line. They have been checked: one that is refused now ends with an error."""
-        if self._closed:
-            raise ConfigError("the engine is closed", hint="make a new LLM")
+    def encode(self, jobs: Sequence[Job]) -> None:
+        """Serialise what `submit` sends, where that has not been done."""
         for job in jobs:
+            if job.encoded is not None:
+                continue
             request = job.request
-            remote = RemoteJob(self.client.new_number(), job, self._leave)
-            self._open[request.id] = remote  # first, because it may end at once
+            number = self.client.new_number()
             submission = Submit(
-                remote.id,
+                number,
                 list(request.prompt),
                 request.params,
                 request.priority,
@@ -70,8 +69,21 @@ class EngineProcesses:
                 list(request.pictures),
                 request.reader,
             )
+            job.encoded = number, encode_submission(submission)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Put them in line. They have been checked: one that is refused now ends with an error."""
+        if self._closed:
+            raise ConfigError("the engine is closed", hint="make a new LLM")
+        self.encode(jobs)
+        for job in jobs:
+            assert job.encoded is not None
+            number, message = job.encoded
+            job.encoded = None  # it has the pixels of its pictures once more
+            remote = RemoteJob(number, job, self._leave)
+            self._open[job.request.id] = remote  # first, because it may end at once
             try:
-                self.client.submit(remote, submission)
+                self.client.submit_encoded(remote, number, message)
             except CairnError as problem:
                 remote.fail(problem)
                 remote.wake()

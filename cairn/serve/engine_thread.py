@@ -71,6 +71,9 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def encode(self, jobs: Sequence[Job]) -> None:
+        return None  # the engine is in this process
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Put them in line together. They have been checked: one that is refused now ends with an error."""
         with self._lock:

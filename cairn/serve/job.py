@@ -14,6 +14,7 @@ class Job:
         "_begun",
         "answer",
         "detokenize_s",
+        "encoded",
         "guide",
         "max_tokens",
         "on_update",
@@ -38,6 +39,7 @@ class Job:
         self.on_update, self.streamed = on_update, streamed
         # The source of the request's constraint, for an engine in another process.
         self.guide = guide
+        self.encoded: tuple[int, bytes] | None = None  # its number there, and the message to it
         # Of the tokens behind the first: of a prompt of one token there is nothing to find.
         alone = request.params.prompt_logprobs is not None and len(request.prompt) == 1
         self.prompt_logprobs: Sequence[ScoredToken] | None = [] if alone else None

@@ -84,6 +84,9 @@ class JobThread:
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
+    def encode(self, jobs: Sequence[Job]) -> None:
+        return None  # the engine is in this process
+
     def submit(self, jobs: Sequence[Job]) -> None:
         self._send(partial(self._add, jobs))
 

@@ -214,8 +214,13 @@ class Serving:
             jobs += self._jobs_of(request, len(jobs), on_update, streamed)
         return jobs
 
+    def encode(self, jobs: Sequence[Job]) -> None:
+        """Do the part of `submit` that takes long with pictures, which a server does outside of its event loop."""
+        self.engine.encode(jobs)
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """An engine that sleeps is woken first."""
+        self.encode(jobs)
         with self._sleeping:
             if self.asleep:
                 self.wake()

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,10 +21,19 @@ from forked_workers import forked
 from cairn.core.errors import ConfigError
 from cairn.models.generate import GenerateSampling, Generation
 from cairn.models.runnable import open_model
+from cairn.models.vision.picture import Picture
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine import client as client_module
+from cairn.serve.engine import process as process_module
 from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.messages import EngineFailed
+from cairn.serve.engine.messages import (
+    EngineFailed,
+    Submit,
+    decode_commands,
+    encode,
+    encode_submission,
+)
 from cairn.serve.engine.prefix_cache import page_hashes
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -131,6 +141,44 @@ def test_streams_threads_coroutines_aborts_and_refusals(net):
         ] == expected(net, PROMPT, 3)
         assert len(deltas[0].prompt_logprobs) == len(PROMPT) - 1
         assert deltas[-1].ended.ledger.finished > deltas[-1].ended.ledger.arrived > 0
+
+
+def test_a_submission_is_encoded_without_the_lock(net, monkeypatch):
+    """Pictures make it long, and the event loop waits for the lock."""
+    locked = []
+
+    def spied(encode, value):
+        if isinstance(value if encode is encode_submission else value[0], Submit):
+            locked.append(client._lock._is_owned())
+        return encode(value)
+
+    monkeypatch.setattr(client_module, "encode_submission", partial(spied, encode_submission))
+    monkeypatch.setattr(process_module, "encode", partial(spied, encode))
+    with running() as client:
+        assert read(submit(client, PROMPT, GREEDY)) == expected(net, PROMPT)
+    assert locked == [False]
+
+
+def test_pixels_are_encoded_while_other_threads_run():
+    """Another thread has a good part of the CPU time meanwhile; under the interpreter lock it would have none."""
+    picture = Picture(b"digest", 1, 1000, 1000, os.urandom(3_000_000))
+    request = Submit(7, PROMPT, GREEDY, pictures=[picture] * 64, reader="r")
+    empty = Submit(8, PROMPT, GREEDY, pictures=[Picture(b"", 0, 0, 0, b""), picture])
+    for one in (request, empty):
+        assert decode_commands(encode_submission(one)) == [one]
+    ended, shares = threading.Event(), []
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def measure():
+        own, whole = time.clock_gettime(clock), time.process_time()
+        encode_submission(request)
+        shares.append((time.clock_gettime(clock) - own) / (time.process_time() - whole))
+        ended.set()
+
+    threading.Thread(target=measure).start()
+    while not ended.is_set():
+        pass
+    assert shares[0] > 0.15
 
 
 def test_two_engines_on_one_host_do_not_meet(net):

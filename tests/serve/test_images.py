@@ -1,8 +1,11 @@
 """Requests with pictures: the engine answers as transformers does, cold, warm and in chunks; rows are shared."""
 
+import asyncio
 import base64
 import functools
 import io
+import threading
+import time
 
 import pytest
 import torch
@@ -21,7 +24,8 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine import start as start_module
 from cairn.serve.engine.gpu_runner import GPURunner
 from cairn.serve.engine.start import start
-from cairn.serve.media.picture_input import picture_input_of
+from cairn.serve.media.decoder import DecodingBudget, ImageDecoder
+from cairn.serve.media.picture_input import THREADS, picture_input_of
 
 TOKENS = 32
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -144,6 +148,82 @@ def test_videos_as_frames_in_a_url_and_as_an_animated_file():
     assert [(video.tiles, round(video.frame_s, 2)) for video in found] == [(4, 0.63), (3, 0.5)]
     with pytest.raises(RequestError, match="takes pictures only"):
         tiny_llm().chat([{"role": "user", "content": [{"type": "video", "video": frames(2)}]}])
+
+
+@pytest.fixture
+def picture_input():
+    made = picture_input_of(open_model(str(tiny.folder("llava"))))
+    yield made
+    made.close()
+
+
+def test_a_request_has_one_budget_of_decoding_seconds(picture_input):
+    """It ends after one picture or after thousands, as fast as the machine is; other requests have their own."""
+    picture, rules = png(*FIRST), picture_input.rules
+    picture_input.decoder.prepare([picture], rules)
+    budget = DecodingBudget(0.5)
+
+    def decode_on() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            picture_input.decoder.prepare([picture], rules, budget=budget)
+
+    with pytest.raises(RequestError, match=r"took \d+\.\d s to decode, .* may take 0.5 s"):
+        decode_on()
+    assert budget.used_s > 0.499
+    # A process takes longer than this to start: the timer of the budget ends it in the middle of a picture.
+    short = DecodingBudget(0.001)
+    picture_input.decoder.close()
+    picture_input.decoder = ImageDecoder(processes=1)
+    with pytest.raises(RequestError, match=r"a request may take 0.001 s; 0 of them"):
+        picture_input.decoder.prepare([picture], rules, budget=short)
+    assert picture_input.decoder.prepare([picture], rules, budget=DecodingBudget()).tiles == 1
+
+
+def test_requests_take_turns_at_the_decoders(picture_input):
+    """One with a single picture ends before any of those with forty that came first, one for each thread."""
+    ended = []
+
+    async def ask(count: int) -> None:
+        shown = messages(*[png(24, 18, seed) for seed in range(count)])
+
+        def render(split: list) -> str:
+            ended.append(count)
+            return picture_input.placeholders.mark * count
+
+        await picture_input.read_in_turns(shown, render, DecodingBudget(60.0))
+
+    async def ask_all() -> None:
+        await asyncio.gather(*map(ask, [40] * THREADS + [1]))
+
+    asyncio.run(ask_all())
+    assert ended == [1, *[40] * THREADS]
+
+
+def test_a_decoder_serves_threads_in_the_order_in_which_they_came():
+    """Also before the thread that has just had a picture decoded, and asks for the next at once."""
+    decoder, served = ImageDecoder(processes=1), []
+    rules, picture = open_checkpoint(tiny.folder("llava")).image_rules(), png(24, 18, 0)
+
+    def ask(name: str) -> None:
+        decoder.prepare([picture], rules)
+        served.append(name)
+
+    try:
+        place, threads = decoder._take(), []
+        for name in "abc":
+            threads.append(threading.Thread(target=ask, args=name, daemon=True))
+            threads[-1].start()
+            deadline = time.monotonic() + 60
+            while len(decoder._waiting) < len(threads) and time.monotonic() < deadline:
+                time.sleep(0.002)
+        decoder._give_back(place)
+        ask("again")
+        for thread in threads:
+            thread.join(60)
+        assert served == ["a", "b", "c", "again"]
+    finally:
+        decoder.close()
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen2-vl", "qwen3-vl"])

@@ -52,6 +52,7 @@ from cairn.serve.engine.messages import (
     UnloadAdapter,
     Wake,
     Watch,
+    encode_submission,
 )
 from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
@@ -150,6 +151,10 @@ class EngineClient:
 
     def submit(self, receiver: Receiver, request: Submit) -> None:
         """Put a request in line. The engine checks it: one that it can never serve ends with an error."""
+        self.submit_encoded(receiver, request.id, encode_submission(request))
+
+    def submit_encoded(self, receiver: Receiver, id: int, message: bytes) -> None:
+        """`submit` of a list with one request, encoded by its caller: with pictures that takes too long for a lock."""
         with self._lock:
             if self._over is not None:
                 raise self._over
@@ -157,8 +162,8 @@ class EngineClient:
                 raise EngineFailed("the engine is being closed")
             if not self._receivers:
                 self._watchdog.note_first_request()
-            self._receivers[request.id] = receiver
-            self._group.send(request)
+            self._receivers[id] = receiver
+            self._group.send_encoded(message)
 
     def abort(self, id: int) -> None:
         """End a request, unless it has ended already; its receiver is called."""

@@ -91,14 +91,20 @@ class WorkerGroup:
 
     def send(self, *commands: Command) -> None:
         """Returns at once, also while the worker loads its model or has just ended."""
-        self._unsent.append(encode(commands))
+        self.send_encoded(encode(commands))
+
+    def send_encoded(self, commands: bytes) -> None:
+        self._unsent.append(commands)
         self.flush()
 
     def flush(self) -> None:
-        """Send what could not be sent yet. Without a connected worker ZeroMQ would wait for one."""
+        """Send what could not be sent yet. Without a connected worker ZeroMQ would wait for one.
+
+        Small messages are copied all the same; a copy of many pictures would take half a second.
+        """
         with suppress(zmq.Again):
             while self._unsent:
-                self._commands.send(self._unsent[0], zmq.NOBLOCK)
+                self._commands.send(self._unsent[0], zmq.NOBLOCK, copy=False)
                 self._unsent.popleft()
 
     def receive(self, timeout_s: float) -> Report | None:

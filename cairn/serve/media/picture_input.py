@@ -3,9 +3,11 @@
 messages -split_images-> text parts and sources -load, decode-> pictures -template, expand-> prompt
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from cairn.models.vision.prompt import Placeholders, placeholders_of
 from cairn.models.vision.tiling_rules import ImageRules
 from cairn.serve.engine.media import pieces_of
 from cairn.serve.engine.pieces import Piece
-from cairn.serve.media.decoder import ImageDecoder
+from cairn.serve.media.decoder import DecodingBudget, ImageDecoder
 from cairn.serve.media.fetch import MediaLoader
 
 MOST_PICTURES = 64  # of one request
@@ -42,13 +44,22 @@ class PictureInput:
         self, messages: Sequence[Mapping[str, Any]], render: Render
     ) -> tuple[str, list[Picture]]:
         """The text of a conversation with its placeholders, and its pictures. Waits for their decoding."""
-        split, sources = split_images(messages, self.placeholders.reserved)
-        if len(sources) > MOST_PICTURES:
-            raise RequestError(
-                f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
-            )
+        split, sources = self._split(messages)
         pictures = [self._timed(source) for source in sources]
         return self.placeholders.expanded(render(split), pictures), pictures
+
+    async def read_in_turns(
+        self, messages: Sequence[Mapping[str, Any]], render: Render, budget: DecodingBudget
+    ) -> tuple[str, list[Picture]]:
+        """`read` for a server: each picture queues anew, so that a request with many lets others pass between two."""
+        run = partial(asyncio.get_running_loop().run_in_executor, self.pool)
+        split, sources = await asyncio.to_thread(self._split, messages)
+        pictures = [await run(self._timed, source, budget) for source in sources]
+
+        def expanded() -> str:
+            return self.placeholders.expanded(render(split), pictures)
+
+        return await asyncio.to_thread(expanded), pictures
 
     def pieces(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> list[Piece]:
         """Pieces of the prompt for the embedding rows of its images."""
@@ -61,17 +72,27 @@ class PictureInput:
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.decoder.close()
 
-    def _timed(self, source: ImageSource) -> Picture:
+    def _split(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[ImageSource]]:
+        split, sources = split_images(messages, self.placeholders.reserved)
+        if len(sources) > MOST_PICTURES:
+            raise RequestError(
+                f"{len(sources)} images in a request", hint=f"send at most {MOST_PICTURES}"
+            )
+        return split, sources
+
+    def _timed(self, source: ImageSource, budget: DecodingBudget | None = None) -> Picture:
         began = time.monotonic()
-        picture = self._video(source) if source.fps else self._picture(source)
+        picture = self._video(source, budget) if source.fps else self._picture(source, budget)
         return msgspec.structs.replace(picture, decode_s=time.monotonic() - began)
 
-    def _picture(self, source: ImageSource) -> Picture:
+    def _picture(self, source: ImageSource, budget: DecodingBudget | None = None) -> Picture:
         image = source.given
         if isinstance(image, str):
             image = self.loader.load(image, source.where)
         if isinstance(image, bytes | bytearray | memoryview):
-            return self.decoder.prepare([bytes(image)], self.rules)
+            return self.decoder.prepare([bytes(image)], self.rules, budget=budget)
         if hasattr(image, "convert") and hasattr(image, "size"):
             return prepare_image(image, self.rules)
         raise RequestError(
@@ -79,7 +100,7 @@ class PictureInput:
             hint="give bytes, a data URL, or an image of Pillow's",
         )
 
-    def _video(self, source: ImageSource) -> Picture:
+    def _video(self, source: ImageSource, budget: DecodingBudget | None = None) -> Picture:
         frames, rules = source.given, self.video_rules
         if rules is None:
             raise RequestError(
@@ -90,7 +111,8 @@ class PictureInput:
             frames = self.loader.load_frames(frames, source.where)
         frames = [frames] if isinstance(frames, bytes | bytearray | memoryview) else list(frames)
         if all(isinstance(one, bytes | bytearray | memoryview) for one in frames):
-            return self.decoder.prepare([bytes(one) for one in frames], rules, source.fps)
+            contents = [bytes(one) for one in frames]
+            return self.decoder.prepare(contents, rules, source.fps, budget)
         if all(hasattr(one, "convert") and hasattr(one, "size") for one in frames):
             return prepare_frames(frames, 1 / source.fps, rules)
         raise RequestError(

@@ -20,8 +20,10 @@ import tiny_vision as tiny
 
 from cairn.core.errors import RequestError
 from cairn.models.vision.picture import MOST_BYTES, open_image
+from cairn.serve import engine_processes
+from cairn.serve.engine.messages import encode_submission
 from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message
-from cairn.serve.media import fetch
+from cairn.serve.media import decoder, fetch
 from cairn.serve.media.fetch import MediaLoader, is_public
 from cairn.serve.text_keys import prompt_keys, read_fields
 
@@ -116,6 +118,39 @@ def test_what_cannot_be_loaded_is_a_400_with_the_reason(seeing, url, said):
     response = seeing.http.post("/v1/chat/completions", json=asked)
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
+
+
+def asked_with(pictures: int) -> dict:
+    shown = [{"type": "image_url", "image_url": {"url": URL}}] * pictures
+    return GREEDY | {"messages": [{"role": "user", "content": [*shown, TEXT]}]}
+
+
+def test_pictures_that_take_too_long_together_are_a_400_with_the_figures(seeing, monkeypatch):
+    """Sixty-four round trips to a process take longer than a millisecond on any machine."""
+    monkeypatch.setattr(decoder, "BUDGET_S", 0.001)
+    response = seeing.http.post("/v1/chat/completions", json=asked_with(64))
+    assert response.status_code == 400
+    assert "a request may take 0.001 s" in response.json()["error"]["message"]
+    monkeypatch.undo()
+    assert seeing.http.post("/v1/chat/completions", json=asked_with(1)).status_code == 200
+
+
+def test_pictures_are_encoded_for_an_engine_process_outside_of_the_event_loop(seeing, monkeypatch):
+    wanted = seeing.http.post("/v1/chat/completions", json=asked_with(1)).json()["choices"]
+    encoded = []
+
+    def spied(submission):
+        encoded.append((threading.current_thread(), bool(submission.pictures)))
+        return encode_submission(submission)
+
+    monkeypatch.setattr(engine_processes, "encode_submission", spied)
+    folder = tiny.folder("llava")
+    with live_server.live(folder, engine_in="process", num_gpu_blocks_override=128) as server:
+        made = server.http.post("/v1/chat/completions", json=asked_with(1)).json()["choices"]
+        assert made == wanted
+        ((thread, has_pictures),) = encoded
+        assert has_pictures
+        assert thread is not server.thread
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message, plain_message
 from cairn.serve.http.tools.tools import allowed_tools, format_of
+from cairn.serve.media.decoder import DecodingBudget
 from cairn.serve.prompts import Prompt
 
 # Templates that know calls by a content of null; others take it for text, and fail.
@@ -42,11 +43,16 @@ class TemplateArguments(NamedTuple):
 
 
 async def read_conversation(
-    service: Service, payload: ChatRequest | TokenizeRequest, *, any_length: bool = False
+    service: Service,
+    payload: ChatRequest | TokenizeRequest,
+    *,
+    any_length: bool = False,
+    budget: DecodingBudget | None = None,
 ) -> Prompt:
     """The text and the ids of a conversation, ending where the assistant begins, or goes on.
 
-    `any_length`: it is counted or cut, and not answered as it is, so it may be longer than the context.
+    `any_length`: it is counted or cut, and not answered as it is, so it may be longer than the context. `budget`: for
+    decoding its pictures, where several reads share one.
     """
     arguments = _template_arguments(payload)
     messages, templates = payload.messages or [], templates_of(service, payload)
@@ -61,10 +67,8 @@ async def read_conversation(
     large = is_longer([messages, arguments.tools, arguments.extra], LONG_TEXT)
     pictures: Sequence[Picture] = ()
     if picture_input is not None and (large or has_images(messages)):
-        loop = asyncio.get_running_loop()
-        text, pictures = await loop.run_in_executor(
-            picture_input.pool, picture_input.read, messages, render
-        )
+        budget = budget or DecodingBudget()
+        text, pictures = await picture_input.read_in_turns(messages, render, budget)
     elif picture_input is not None:
         text, pictures = picture_input.read(messages, render)  # nothing to load
     else:
@@ -181,12 +185,13 @@ async def without_oldest(service: Service, payload: ChatRequest, answer: int | N
     roles = [message.get("role") for message in messages]
     head = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
     turns = [at for at, role in enumerate(roles) if role == "user" and at > head]
+    budget = DecodingBudget()
 
     def from_turn(at: int) -> ChatRequest:
         return msgspec.structs.replace(payload, messages=[*messages[:head], *messages[at:]])
 
     async def fits(at: int) -> bool:
-        prompt = await read_conversation(service, from_turn(at), any_length=True)
+        prompt = await read_conversation(service, from_turn(at), any_length=True, budget=budget)
         return len(prompt.token_ids) <= room
 
     if await fits(head) or not turns or not await fits(turns[-1]):

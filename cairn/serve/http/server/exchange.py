@@ -151,6 +151,9 @@ class Exchange:
 
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
+        if any(job.request.pictures for job in self._submitted):
+            # First: nothing may come between the checks below and the submission.
+            await asyncio.to_thread(service.serving.encode, self._submitted)
         if (reason := service.serving.dead()) is not None:
             raise Refusal(
                 503, f"the engine is not available: {reason}", code="engine_dead", retry_after_s=10
