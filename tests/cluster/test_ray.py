@@ -42,7 +42,7 @@ class FiveNodes:
 
 @pytest.fixture(scope="module")
 def five():
-    from ray.cluster_utils import ClusterInventory
+    from ray.cluster_utils import Cluster
 
     node = {
         "num_cpus": 1,
@@ -51,7 +51,7 @@ def five():
         "include_dashboard": False,
     }
     head = {**node, "_system_config": QUICK}
-    cluster = ClusterInventory(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     racks = [{"labels": {"rack": "r0" if number < 1 else "r1"}} for number in range(4)]
     nodes = [cluster.head_node] + [cluster.add_node(wait=False, **node, **rack) for rack in racks]
     cluster.wait_for_nodes(timeout=120)
