@@ -119,7 +119,7 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`; with `special`, also the tokens that the model expects around it, such as BOS."""
-        if len(text) > LONG_TEXT:
+        if isinstance(text, str) and len(text) > LONG_TEXT:
             return self.encode_batch([text], special)[0]
         try:
             return self.backend.encode(text, add_special_tokens=special).ids

@@ -59,8 +59,8 @@ def test_who_has_the_secret_gets_in_and_so_does_everybody_where_there_is_none():
 )
 def test_others_are_refused_and_both_sides_say_why(listener, caller, here, there):
     seen_here, seen_there = met(listener, caller)
-    assert seen_here == f"Refused: {here}"
-    assert seen_there.startswith(f"Refused: {there}")
+    assert seen_here == f"AuthenticationRefused: {here}"
+    assert seen_there.startswith(f"AuthenticationRefused: {there}")
 
 
 def test_an_answer_that_was_overheard_opens_no_other_connection():
@@ -77,7 +77,7 @@ def test_an_answer_that_was_overheard_opens_no_other_connection():
         listening = threads.submit(outcome, admit, here, OURS)
         exactly(there, len(MAGIC) + 1 + NONCE)
         there.sendall(answer)
-        assert listening.result() == "Refused: it has another secret"
+        assert listening.result() == "AuthenticationRefused: it has another secret"
 
 
 def test_a_listener_that_only_pretends_is_refused():
@@ -89,12 +89,12 @@ def test_a_listener_that_only_pretends_is_refused():
             here.sendall(MAGIC + b"\1" + bytes(NONCE))
             said = exactly(here, 1 + NONCE + PROOF)
             here.sendall(b"\0" + (reply or said[-PROOF:]))
-            assert calling.result() == "Refused: it cannot prove that it knows our secret"
+            assert calling.result() == "AuthenticationRefused: it cannot prove that it knows our secret"
     here, there = socket.socketpair()
     with here, there, ThreadPoolExecutor(1) as threads:
         calling = threads.submit(outcome, enter, there, OURS)
         here.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 4)
-        assert calling.result() == "Refused: it is something else that listens there"
+        assert calling.result() == "AuthenticationRefused: it is something else that listens there"
 
 
 def test_one_that_says_nothing_or_half_of_it_is_given_up():

@@ -49,19 +49,26 @@ class Host:
             self.process.wait()
 
 
-def bytes_of_one(folder, *flags: str) -> int:
-    """What a model gives back when it sleeps: it depends on the form of weights that is best for this CPU."""
-    first = Host(folder, *flags, "--models-memory", "64GiB")
+def memory_for_one(folder, *flags: str) -> int:
+    """Bytes in which one awake and one sleeping model fit, and two awake ones do not.
+
+    What a model needs awake and asleep depends on the weight format that is best for this CPU, so it is read from the
+    error of a host with too little memory.
+    """
+    small = Host(folder, *flags, "--models-memory", "1MiB")
     try:
-        return parse_bytes(first.wait_for(r"^a sleeps: (.+) are free$"))
+        size = r"([\d.]+ \w+)"
+        error = small.wait_for(rf"^error: (a needs {size}, and the others keep {size}) at all times")
     finally:
-        first.end()
+        small.end()
+    awake, asleep = map(parse_bytes, re.findall(size, error))
+    return (3 * awake + asleep) // 2
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     flags = ["--port", "0", "--device", "cpu", "--num-gpu-blocks-override", "256"]
-    memory = int(1.5 * bytes_of_one(tmp_path_factory.mktemp("first"), *flags))
+    memory = memory_for_one(tmp_path_factory.mktemp("small"), *flags)
     made = Host(tmp_path_factory.mktemp("host"), *flags, "--models-memory", f"{memory >> 10}KiB")
     try:
         made.url = made.wait_for(r"^ready: a, b at (http://\S+)$")

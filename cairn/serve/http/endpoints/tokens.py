@@ -28,9 +28,6 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     if [payload.prompt, payload.content, payload.messages].count(None) != 2:
         message = "one of prompt, content (as llama.cpp has it) and messages has to be given"
         raise Refusal(400, message, param="prompt")
-    for name in ("content", "prompt"):
-        if (text := getattr(payload, name)) is not None:
-            service.check_length(text, name)
     if payload.content is not None:
         ids = await service.encode(payload.content, bool(payload.add_special))
     elif payload.prompt is not None:
