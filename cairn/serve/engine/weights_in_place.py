@@ -76,7 +76,7 @@ def drop_weights(model: Transformer) -> None:
 
 def _check_forms(model: Transformer) -> None:
     """Refuse forms of weights that cannot follow."""
-    forms = {type(part.form).__name__ for part in linears(model)} - {"NoneType", "Transposed"}
+    forms = {type(part.form).__name__ for part in linears(model)} - {"NoneType", "TransposedForm"}
     experts = [part for part in model.modules() if isinstance(part, ExpertLayer)]
     forms |= {type(one).__name__ for part in experts for one in part.forms or ()}
     if forms:

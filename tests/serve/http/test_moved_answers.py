@@ -139,7 +139,10 @@ def read(path: str, text: str):
         name = str([event.get(key) for key in ("type", "output_index", "index")])
         numbers += [event.pop("sequence_number")] if "sequence_number" in event else []
         names += [name] if names[-1:] != [name] else []
-        event = {key: event[key] for key in event.keys() - {"object", "model", "id", "index"}}
+        event = {
+            key: event[key]
+            for key in event.keys() - {"object", "model", "id", "index", "system_fingerprint"}
+        }
         if path.startswith("/api/"):  # in every piece, however many there are
             event.get("message", {}).pop("role", None)
         for counted in ("tokens_predicted", "id_slot"):
