@@ -89,7 +89,10 @@ def test_a_listener_that_only_pretends_is_refused():
             here.sendall(MAGIC + b"\1" + bytes(NONCE))
             said = exactly(here, 1 + NONCE + PROOF)
             here.sendall(b"\0" + (reply or said[-PROOF:]))
-            assert calling.result() == "AuthenticationRefused: it cannot prove that it knows our secret"
+            assert (
+                calling.result()
+                == "AuthenticationRefused: it cannot prove that it knows our secret"
+            )
     here, there = socket.socketpair()
     with here, there, ThreadPoolExecutor(1) as threads:
         calling = threads.submit(outcome, enter, there, OURS)

@@ -58,7 +58,9 @@ def memory_for_one(folder, *flags: str) -> int:
     small = Host(folder, *flags, "--models-memory", "1MiB")
     try:
         size = r"([\d.]+ \w+)"
-        error = small.wait_for(rf"^error: (a needs {size}, and the others keep {size}) at all times")
+        error = small.wait_for(
+            rf"^error: (a needs {size}, and the others keep {size}) at all times"
+        )
     finally:
         small.end()
     awake, asleep = map(parse_bytes, re.findall(size, error))
