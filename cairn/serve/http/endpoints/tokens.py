@@ -21,6 +21,9 @@ from cairn.serve.http.server.service import LONG_TEXT, Service
 
 T = TypeVar("T")
 
+# Longer texts are counted only if the context could hold them: writing the ids of megabytes stops the event loop.
+COUNTED_CHARACTERS = 1 << 18
+
 
 async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     payload = decode(body, TokenizeRequest)
@@ -28,6 +31,10 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     if [payload.prompt, payload.content, payload.messages].count(None) != 2:
         message = "one of prompt, content (as llama.cpp has it) and messages has to be given"
         raise Refusal(400, message, param="prompt")
+    for name in ("content", "prompt"):
+        text = getattr(payload, name)
+        if text is not None and len(text) > COUNTED_CHARACTERS:
+            service.check_length(text, name)
     if payload.content is not None:
         ids = await service.encode(payload.content, bool(payload.add_special))
     elif payload.prompt is not None:
