@@ -1,4 +1,4 @@
-"""Does the doctor name what was broken, and nothing else? Every fault on purpose, then health.
+"""Self-test of the doctor: injects every fault, and checks that it is named and nothing else is.
 
 Faults of processes are real ranks (see `inject`); faults that need GPUs or a fabric are logs in the formats of
 NCCL, its Inspector and nccl-tests (see `samples`). A case is passed when the cause and the place are named,
@@ -75,87 +75,36 @@ def cases() -> list[SelftestCase]:
 
 
 def _log_cases(by: str) -> list[SelftestCase]:
-    nccl = samples.nccl_log
+    nccl, inspector = samples.nccl_log, samples.inspector
+    small = (*[64 << 10] * 40, MIB, 64 * MIB, 256 * MIB)
+
+    def case(
+        name: str,
+        cause: Cause,
+        where: str,
+        make: Callable[[], str],
+        sizes: list[int] | None = None,
+    ) -> SelftestCase:
+        return SelftestCase(name, cause, where, _text(make), by, sizes)
+
+    loopback = partial(nccl, interface="lo", address="127.0.0")
+    over_tcp = partial(nccl, between="NET/Socket/{rail}", network="Socket")
+    no_gpudirect = partial(nccl, between="NET/IB/{rail}")
+    no_peer_access = partial(nccl, within="SHM/direct/direct")
+    small_messages = partial(inspector, sizes=small, each=43)
     return [
-        SelftestCase(
-            "NCCL on loopback",
-            "wrong interface",
-            "node0",
-            _text(lambda: nccl(interface="lo", address="127.0.0")),
-            by,
-        ),
-        SelftestCase(
-            "NCCL over TCP",
-            "transport downgrade",
-            "between hosts",
-            _text(lambda: nccl(between="NET/Socket/{rail}", network="Socket")),
-            by,
-        ),
-        SelftestCase(
-            "no GPUDirect",
-            "transport downgrade",
-            "GPU and NIC",
-            _text(lambda: nccl(between="NET/IB/{rail}")),
-            by,
-        ),
-        SelftestCase(
-            "no peer access",
-            "transport downgrade",
-            "within a host",
-            _text(lambda: nccl(within="SHM/direct/direct")),
-            by,
-        ),
-        SelftestCase(
-            "NCCL ring over hosts",
-            "rank mapping",
-            "2 hosts",
-            _text(lambda: nccl(interleaved=True)),
-            by,
-        ),
-        SelftestCase(
-            "straggler in Inspector",
-            "straggler",
-            "rank 5",
-            _text(lambda: samples.inspector(late=5)),
-            by,
-        ),
-        SelftestCase(
-            "slow rail in Inspector",
-            "slow network",
-            "node2",
-            _text(lambda: samples.inspector(slow=2)),
-            by,
-        ),
-        SelftestCase(
-            "small messages in Inspector",
-            "message too small",
-            "below",
-            _text(
-                lambda: samples.inspector(
-                    sizes=(*[64 << 10] * 40, MIB, 64 * MIB, 256 * MIB), each=43
-                )
-            ),
-            by,
-        ),
-        SelftestCase(
-            "small messages in a sweep",
-            "message too small",
-            "below",
-            _text(samples.sweep),
-            by,
-            [64 << 10],
-        ),
-        SelftestCase(
-            "gloo told to use loopback",
-            "wrong interface",
-            "127.0.0.1",
-            _text(samples.gloo_failure),
-            by,
-        ),
-        SelftestCase("NCCL timeout in a job's log", "hang", "rank 2", _text(samples.timeouts), by),
-        SelftestCase(
-            "damaged data", "wrong result", "sample", _text(lambda: samples.sweep(wrong=3)), by
-        ),
+        case("NCCL on loopback", "wrong interface", "node0", loopback),
+        case("NCCL over TCP", "transport downgrade", "between hosts", over_tcp),
+        case("no GPUDirect", "transport downgrade", "GPU and NIC", no_gpudirect),
+        case("no peer access", "transport downgrade", "within a host", no_peer_access),
+        case("NCCL ring over hosts", "rank mapping", "2 hosts", partial(nccl, interleaved=True)),
+        case("straggler in Inspector", "straggler", "rank 5", partial(inspector, late=5)),
+        case("slow rail in Inspector", "slow network", "node2", partial(inspector, slow=2)),
+        case("small messages in Inspector", "message too small", "below", small_messages),
+        case("small messages in a sweep", "message too small", "below", samples.sweep, [64 << 10]),
+        case("gloo told to use loopback", "wrong interface", "127.0.0.1", samples.gloo_failure),
+        case("NCCL timeout in a job's log", "hang", "rank 2", samples.timeouts),
+        case("damaged data", "wrong result", "sample", partial(samples.sweep, wrong=3)),
     ]
 
 

@@ -346,7 +346,7 @@ class EngineClient:
             self._closing = True
 
     def _hangs(self) -> EngineFailed | None:
-        """Overdue calls. A call that is processed concurrently with steps only fails itself."""
+        """The failure if the engine hangs or a call is overdue; a call beside the steps only fails itself."""
         still_s, stacks = self._watchdog.still_s, "the stacks of the engine follow"
         if self._loading:
             if still_s <= 0:

@@ -58,7 +58,7 @@ async def health(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def load(service: Service, call: Call, body: bytes) -> JSON:
-    """Response in vLLM's format."""
+    """GET /load: the number of requests inside the server, in vLLM's format."""
     return JSON({"server_load": service.admission.inside})
 
 

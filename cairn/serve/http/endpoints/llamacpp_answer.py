@@ -144,7 +144,7 @@ def timings(exchange: Exchange, job: Job, completion_tokens: int) -> dict[str, f
 
 
 def prompt_progress(exchange: Exchange, index: int = 0) -> list[dict[str, float]]:
-    """Start of the uncached part of a prompt, and its end."""
+    """The two progress reports of a prompt: at the end of its cached part, and at its end."""
     request = exchange.jobs[index].request
     total, cached = len(request.prompt), request.cached
     ends = ((cached, 0.0), (total, exchange.seconds[0] * 1e3))

@@ -219,7 +219,7 @@ async def classify(service: Service, call: Call, body: bytes) -> JSON:
 
 
 def _check_count(service: Service, texts: list[str], field: str) -> None:
-    """Check the sizes before texts are paired."""
+    """Check the number of texts before they are paired with the query."""
     limit = most_inputs(service)
     if len(texts) >= limit:  # cosines need the query beside the documents
         message = f"{field} holds {len(texts)} entries; at most {limit - 1} fit into one request"

@@ -84,7 +84,7 @@ class Refusal(Exception):
 
 
 def llama_error(refusal: Refusal) -> Response:
-    """Error type on llama.cpp's paths; OpenAI clients recognise a prompt that is too long by its code."""
+    """Error response on llama.cpp's paths, whose clients expect a type of its own for a prompt that is too long."""
     body = refusal.body()
     if refusal.code == "context_length_exceeded":
         body.error.type = "exceed_context_size_error"

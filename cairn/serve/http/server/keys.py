@@ -102,7 +102,7 @@ def _admin_key(file: Path | None, env: Mapping[str, str]) -> str | None:
 
 
 def check_admin_key(admin_endpoints: bool, host: str, keys: Keys) -> None:
-    """Admin key: clients that may generate, or remote ones, may not change the server without it."""
+    """Raise unless an admin key protects the admin endpoints from generating clients and remote ones."""
     if not admin_endpoints or keys.has_admin or (not keys and is_loopback(host)):
         return
     why = "API keys are set" if keys else f"the server listens on {host}"

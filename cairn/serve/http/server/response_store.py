@@ -30,7 +30,7 @@ class Stored:
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
-        """Input of a response, including the conversation before it."""
+        """Input items of a response, including the conversation before it."""
         return [*(self.before.items if self.before is not None else ()), *self._inputs]
 
     @property

@@ -175,7 +175,7 @@ class ToolParser:
         return buffer[len(sure) : match.end()] if match else None
 
     def _begin_arguments(self, name: str, then: Callable[[], bool]) -> None:
-        """Parse the arguments of a call written as a name and an object; `then` is the next step."""
+        """Start a call written as a name and an object: read its arguments next, then continue with `then`."""
         self._end, self._sent, self._started, self._then = ValueEnd(0, "{"), 0, False, then
         self._report(name, "")
         self._step = self._in_arguments
